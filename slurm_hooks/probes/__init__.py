@@ -1,0 +1,82 @@
+"""Probes: one look at one thing on this node.
+
+A probe is a module of this package with a constant ``PROBE``. To add one, write the module, add
+its section to ``config`` and its codes to ``catalog/findings/``; nothing else knows its name. A
+probe always runs in a forked child under a deadline, so it may hang, crash or raise: it reports
+facts and leaves safety to ``deadline``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_hooks.config import Config
+from slurm_hooks.context import HookContext
+from slurm_hooks.record import Finding
+
+NAMES = (
+    "nvml",
+    "kernel_log",
+)
+"""The probes that ship, in the order in which records list them."""
+
+
+class Skipped(Exception):
+    """Raised by a probe that cannot look here (no driver, no such device); its text says why."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe is given.
+
+    ``state`` is what the same probe kept at its previous run on this node (an empty mapping at
+    first): cursors, counters, the last sample. It is JSON data.
+    """
+
+    context: HookContext
+    config: Config
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a probe answers: its findings, and the state to keep for its next run.
+
+    The state is kept only after the record that holds the findings is safe, so that a line is
+    reported at least once; ``Evidence.key`` lets a reader drop the rare second report.
+    ``notes`` are facts worth printing by hand (driver version, devices seen), never verdicts.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    state: Mapping[str, Any] | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe and what an admin wants to know before running it.
+
+    ``needs`` and ``cost`` are one short phrase each. ``codes`` are the finding codes it can
+    yield, each of which has an entry in the catalogue.
+    """
+
+    name: str
+    look: Callable[[Look], Seen]
+    needs: str
+    cost: str
+    codes: tuple[str, ...]
+
+
+def load(name: str) -> Probe:
+    """Import the probe called ``name``; only then is its library loaded.
+
+    Raises:
+        KeyError: no probe has that name.
+    """
+    if name not in NAMES:
+        raise KeyError(name)
+    probe: Probe = importlib.import_module(f"{__name__}.{name}").PROBE
+    return probe

@@ -1,0 +1,190 @@
+"""Read a TOML file into frozen dataclasses; say file, line, key and the nearest right key.
+
+    >>> @dataclass(frozen=True)
+    ... class Section:
+    ...     settle: float = 5.0
+    >>> read(Section, {"settle": 7})
+    Section(settle=7.0)
+
+Owns types and messages; which keys exist is what the dataclasses of ``config`` say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+SIZE_LIMIT_BYTES = 1 << 20
+"""Largest configuration file read; a real one is a few kilobytes."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; its text is one line that says what to mend."""
+
+
+class WrongKey(Exception):
+    """A key that does not exist or holds a wrong value, by its path from the top of the file."""
+
+    def __init__(self, path: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def read_file(kind: type[T], path: Path) -> T:
+    """Return ``path`` read as the dataclass ``kind``; a file that is not there gives defaults.
+
+    Raises:
+        ConfigError: unreadable, not TOML, an unknown key, or a value of the wrong type.
+    """
+    try:
+        with path.open("rb") as source:
+            raw = source.read(SIZE_LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        return kind()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > SIZE_LIMIT_BYTES:
+        raise ConfigError(f"{path}: larger than {SIZE_LIMIT_BYTES} bytes; is it the right file?")
+    try:
+        text = raw.decode("utf-8")
+        document = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    try:
+        return read(kind, document)
+    except WrongKey as error:
+        raise ConfigError(f"{path}:{line_of(text, error.path)}: {error}") from error
+
+
+def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ()) -> T:
+    """Return the dataclass ``kind`` filled from ``document``.
+
+    A class may check its values in ``__post_init__`` by raising ValueError; a message that starts
+    with a field's name points at that key's line.
+
+    Raises:
+        WrongKey: an unknown key, a missing one, or a value of the wrong type.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    for key in document:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            raise WrongKey((*path, key), f"unknown key {'.'.join((*path, key))!r}; {advice}")
+    for required in fields(kind):  # type: ignore[arg-type]
+        no_default = required.default is MISSING and required.default_factory is MISSING
+        if no_default and required.name not in document:
+            missing = ".".join((*path, required.name))
+            raise WrongKey(path, f"{missing!r} is missing")
+    values = {key: _convert(hints[key], value, (*path, key)) for key, value in document.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        named = re.match(r"\w+", str(error))
+        key = named.group() if named and named.group() in known else ""
+        raise WrongKey((*path, key) if key else path, f"{'.'.join(path)}: {error}") from error
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int:
+    """Return the line where the key at ``path`` stands, or the nearest enclosing one, else 1.
+
+    tomllib keeps no positions; this looks for ``[a.b]``, ``[[a]]`` and ``key =`` in order. A path
+    element that is a number chooses among the ``[[a]]`` of an array.
+    """
+    best, section, counts = (0, 1), (), {}  # type: tuple[int, int], tuple[str, ...], dict[str, int]
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        header = re.match(r"\[\[?([^\[\]]+)\]\]?\s*(#.*)?$", stripped)
+        if header:
+            section = tuple(part.strip(" \"'") for part in header.group(1).split("."))
+            if stripped.startswith("[["):
+                position = counts.get(header.group(1), 0)
+                counts[header.group(1)] = position + 1
+                section = (*section, str(position))
+            here = section
+        else:
+            key = re.match(r"([\w.\"'-]+)\s*=", stripped)
+            if not key:
+                continue
+            here = section + tuple(part.strip("\"'") for part in key.group(1).split("."))
+        matched = len(here) if here == path[: len(here)] else 0
+        if matched > best[0]:
+            best = (matched, number)
+    return best[1]
+
+
+def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
+    """Return ``value`` as the type ``hint``, or raise WrongKey naming both types."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return _convert(option, value, path)
+            except WrongKey:
+                continue
+        raise _wrong_type(path, hint, value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            near = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1)
+            hint_text = f"; did you mean {near[0]!r}?" if near else ""
+            choices = ", ".join(repr(choice) for choice in arguments)
+            message = f"{'.'.join(path)} = {value!r} is not one of {choices}{hint_text}"
+            raise WrongKey(path, message)
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _wrong_type(path, hint, value)
+        return tuple(
+            _convert(arguments[0], item, (*path, str(position)))
+            for position, item in enumerate(value)
+        )
+    if origin in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise _wrong_type(path, hint, value)
+        return {key: _convert(arguments[1], item, (*path, key)) for key, item in value.items()}
+    if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise _wrong_type(path, hint, value)
+        return read(typing.cast("type[Any]", hint), value, path)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if type(value) is not hint:
+        raise _wrong_type(path, hint, value)
+    return value
+
+
+_TOML_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _wrong_type(path: tuple[str, ...], hint: Any, value: Any) -> WrongKey:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    names = [_TOML_NAMES.get(option, "") or _shape(option) for option in options]
+    return WrongKey(path, f"{'.'.join(path)} must be {' or '.join(names)}, not {value!r:.60}")
+
+
+def _shape(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return "a list"
+    if origin is dict or is_dataclass(hint):
+        return "a table"
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
+    return "a path" if hint is Path else str(hint)
