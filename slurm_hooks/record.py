@@ -79,7 +79,7 @@ class Evidence:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Evidence:
         """Read what ``to_dict`` wrote."""
-        return cls(**{f.name: document.get(f.name) for f in fields(cls)})
+        return cls(document["source"], document["text"], document.get("time"), document.get("key"))
 
 
 @dataclass(frozen=True)
