@@ -67,11 +67,11 @@ def run_all(
     at the latest ``deadline_seconds`` from now (plus a quarter of a second to ask the kernel
     where the hanging ones are).
     """
-    children = Children()
-    for name, task in tasks.items():
-        limit = (own_deadlines or {}).get(name, deadline_seconds)
-        children.start(name, task, min(limit, deadline_seconds))
-    return children.wait()
+    with Children() as children:
+        for name, task in tasks.items():
+            limit = (own_deadlines or {}).get(name, deadline_seconds)
+            children.start(name, task, min(limit, deadline_seconds))
+        return children.wait()
 
 
 def run_one(task: Task, deadline_seconds: float) -> ChildOutcome:
@@ -90,11 +90,19 @@ class _Child:
 
 
 class Children:
-    """Children that have been started and not yet waited for."""
+    """Children that have been started and not yet waited for; leaving the context kills them."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Child] = {}
         self._ended: dict[str, ChildOutcome] = {}
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for child in self._running.values():
+            _end(child)
+        self._running.clear()
 
     def start(self, name: str, task: Task, deadline_seconds: float) -> None:
         """Fork a child that runs ``task``; its time counts from now."""
@@ -132,9 +140,8 @@ class Children:
                 detail = f"no answer within {limit:.1f} s{places[name]}"
                 self._ended[name] = ChildOutcome("hang", seconds, detail=detail[:DETAIL_LIMIT])
         finally:
-            for child in (*self._running.values(), *late.values()):
+            for child in late.values():
                 _end(child)
-            self._running.clear()
         return {name: self._ended[name] for name in order}
 
     def _gather(self) -> dict[str, _Child]:

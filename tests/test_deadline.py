@@ -161,7 +161,12 @@ def test_a_child_holds_nothing_of_the_hook_but_its_answer(tmp_path: Path) -> Non
 
 def test_no_child_and_no_descriptor_is_left_behind() -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    run_all({"ok": lambda: b"", "hang": lambda: bytes(time.sleep(30) or 0)}, 0.2)
+
+    def hang() -> bytes:
+        time.sleep(30)
+        return b""
+
+    run_all({"ok": lambda: b"", "hang": hang}, 0.2)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
