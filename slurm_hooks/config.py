@@ -71,15 +71,23 @@ class Budget:
 class Hooks:
     """What holds for every hook.
 
-    A finding that stays is reported again at most every ``repeat`` seconds by health checks.
+    A finding that stays is reported again at most every ``repeat`` seconds by health checks. A
+    health check that passed within ``freshness`` seconds satisfies a prolog; 0 turns that off.
+    ``scontrol`` is its path where it is in none of the usual places. ``run`` is a folder in memory
+    that prologs tell task prologs through.
     """
 
     budget: Budget = field(default_factory=Budget)
     repeat: float = 3600.0
+    freshness: float = 0.0
+    scontrol: str = ""
+    run: Path = Path("/run/slurm-recovery")
 
     def __post_init__(self) -> None:
         if not 0 <= self.repeat <= 7 * 86_400:
             raise ValueError("repeat must be between 0 and 604800 seconds")
+        if not 0 <= self.freshness <= 3600:
+            raise ValueError("freshness must be between 0 and 3600 seconds")
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,15 @@ _QUIET = ("ok", "skipped")
 _MEMORY = "reported"
 """Name of the state that holds what health checks have reported."""
 
+_GATE = "gate"
+"""Name of the state that says in which boot this node has gated itself."""
+
 
 def prolog() -> int:
-    """Before a job starts on this node: report what is found."""
+    """Before a job starts on this node: report what is found.
+
+    Returns 1, which keeps the job from starting here, only where ``gate`` says so.
+    """
     return _run("prolog")
 
 
@@ -55,6 +61,26 @@ def health_check() -> int:
     return _run("health_check")
 
 
+def task_prolog() -> int:
+    """Before each task: print what slurmstepd exports to a task of a job that opted in."""
+    try:
+        from slurm_hooks import opt_in
+        from slurm_hooks.config import Config, config_path, load_what_can_be_read
+        from slurm_hooks.deadline import run_one
+
+        path = config_path()
+        read = run_one(lambda: _read(path), CONFIG_SECONDS)
+        config = Config()
+        if read.output.startswith(b"+"):
+            config = load_what_can_be_read(read.output[1:], path)[0]
+        for name, value in opt_in.exports(os.environ, os.getcwd(), config.hooks.run).items():
+            print(f"export {name}={value}")
+        sys.stdout.flush()
+    except BaseException as error:  # a task starts in any case
+        _say("task_prolog", f"{type(error).__name__}: {error}")
+    return 0
+
+
 class Ended(BaseException):
     """slurmd has asked the hook to end."""
 
@@ -66,7 +92,7 @@ def _run(hook: str) -> int:
         lock = _only_one_at_a_time() if hook == "health_check" else None
         if hook == "health_check" and lock is None:
             return 0
-        _sense_and_report(hook, started)
+        return _sense_and_report(hook, started)
     except Ended:
         return 0
     except BaseException as error:  # a hook fails open, and records what it caught
@@ -74,14 +100,15 @@ def _run(hook: str) -> int:
     return 0
 
 
-def _sense_and_report(hook: str, started: float) -> None:
+def _sense_and_report(hook: str, started: float) -> int:
     from slurm_hooks import config as configuration
-    from slurm_hooks.deadline import Children
+    from slurm_hooks.deadline import Children, run_one
+    from slurm_hooks.freshness import freshly_passed, with_pass
 
     path = configuration.config_path()
     with Children() as children:
         children.start("config", lambda: _read(path), CONFIG_SECONDS)
-        from slurm_hooks import delivery, looking, record  # while the child reads
+        from slurm_hooks import delivery, looking, opt_in, record  # while the child reads
 
         config, troubles = _configured(children.wait()["config"], path)
     told, boot_id = _told(hook)
@@ -89,6 +116,10 @@ def _sense_and_report(hook: str, started: float) -> None:
     reserve = min(budget * RESERVE_SHARE, RESERVE_MOST_SECONDS)
     states = delivery.states_of(config.spool, told.node)
     names = looking.names_for(hook, config)
+    freshness = 0.0 if troubles else config.hooks.freshness
+    if hook == "prolog" and freshness:
+        fresh = run_one(lambda: freshly_passed(states, boot_id, freshness), CONFIG_SECONDS)
+        names = () if fresh.output else names
     with Children() as children:
         left = max(0.1, started + budget - reserve - time.monotonic())
         looking.start(children, names, told, config, states, left)
@@ -97,6 +128,8 @@ def _sense_and_report(hook: str, started: float) -> None:
         children.start(
             "forward", lambda: delivery.forward(config.spool, told, boot_id, until), wait_seconds
         )
+        if told.job and hook != "health_check":
+            children.start("opt_in", lambda: opt_in.note(told, config.hooks.run), left)
         if hook == "health_check":
             children.start("history", lambda: _remembered(states), left)
         outcomes = children.wait()
@@ -117,16 +150,53 @@ def _sense_and_report(hook: str, started: float) -> None:
     elif _worth_reporting(report):
         work = delivery.Delivery(report, states=seen.states)
     else:
-        return
-    lost = delivery.deliver(
-        work,
-        config.spool,
-        told.node,
-        spool_until=started + budget - reserve * 0.4,
-        buffer_until=started + budget - reserve * 0.1,
-    )
+        return 0
+    if freshness:
+        work = with_pass(work, report)
+    ends = started + budget - reserve * 0.4, started + budget - reserve * 0.1
+    lost = delivery.deliver(work, config.spool, told.node, *ends)
     if lost:
         _say(hook, f"record {report.id} ({report.verdict}) is lost: {lost}")
+    if report.verdict != "fatal" or troubles:
+        return 0
+    return _gate(report, config, started + budget, is_news=work.record is not None)
+
+
+def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -> int:
+    """Close the gate where this node may, record it, and return the hook's exit status.
+
+    A health check whose finding is no news asks Slurm nothing if it has closed the gate before in
+    this boot; if Slurm was away then, it tries again.
+    """
+    from dataclasses import replace
+
+    from slurm_hooks import delivery, gate, looking, record
+    from slurm_hooks.deadline import run_one
+
+    states = delivery.states_of(config.spool, report.node)
+
+    def close() -> bytes:
+        known = looking.kept(states, _GATE).get("boot_id") == report.boot_id
+        if report.hook == "health_check" and known and not is_news:
+            return b""
+        try:
+            closed = gate.close(report, config, until - 0.2)
+        except gate.NotAllowed:
+            return b""
+        looking.keep(states, {_GATE: {"boot_id": report.boot_id}})
+        return b"+" + closed.how.encode() if closed.by_us else b"="
+
+    outcome = run_one(close, max(0.1, until - 0.1 - time.monotonic()))
+    if outcome.status == "ok" and outcome.output in (b"", b"="):
+        return int(outcome.output == b"=" and report.hook == "prolog")
+    if outcome.status == "ok":
+        told = _own("hook.gate_closed", outcome.output[1:].decode())
+    else:
+        told = _own("hook.gate_failed", str(outcome.detail))
+    news = replace(report, id=record.new_id(), time=record.utc(), findings=(told,), probes=())
+    now = time.monotonic()
+    delivery.deliver(delivery.Delivery(news), config.spool, report.node, now + 0.5, now + 1.0)
+    return int(outcome.status == "ok" and report.hook == "prolog")
 
 
 def _worth_reporting(report: FaultRecord) -> bool:
@@ -139,12 +209,9 @@ def _worth_reporting(report: FaultRecord) -> bool:
     job = report.job
     if job is None or report.hook != "epilog":
         return False
+    from slurm_hooks.opt_in import opted_in
+
     return job.exit != "0:0" or opted_in(job.comment)
-
-
-def opted_in(comment: str | None) -> bool:
-    """Whether a job's comment may ask for recovery; exactly what it asks is the controller's."""
-    return comment is not None and ("recovery" in comment or '"APS"' in comment)
 
 
 def _what_is_news(

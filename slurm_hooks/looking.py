@@ -51,8 +51,13 @@ def start(
     config: Config,
     states: Path,
     seconds: float,
+    *,
+    remember: bool = True,
 ) -> None:
-    """Start the probes ``names`` among ``children``; their states lie in the folder ``states``."""
+    """Start the probes ``names`` among ``children``; their states lie in the folder ``states``.
+
+    Without ``remember`` they leave no trace: a look by hand must not take a line from a hook.
+    """
     for name in names:
         limit = min(seconds, getattr(config.probes, name).deadline)
         if name == site_probes.NAME:
@@ -60,7 +65,7 @@ def start(
             task = functools.partial(site_probes.look, context, config, inner)
             limit = inner + site_probes.GATHER_SECONDS
         else:
-            task = functools.partial(_look, name, context, config, states)
+            task = functools.partial(_look, name, context, config, states, remember)
         children.start(name, task, limit)
 
 
@@ -113,7 +118,7 @@ def kept(folder: Path, name: str) -> Mapping[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _look(name: str, context: HookContext, config: Config, states: Path) -> bytes:
+def _look(name: str, context: HookContext, config: Config, states: Path, remember: bool) -> bytes:
     """Run in the child: look, and answer in JSON."""
     try:
         seen = probes.load(name).look(probes.Look(context, config, kept(states, name)))
@@ -123,7 +128,7 @@ def _look(name: str, context: HookContext, config: Config, states: Path) -> byte
         skipped = {}
     found = bounds.fit_findings(seen.findings)
     state = dict(seen.state) if seen.state is not None else None
-    if state is not None and not found:
+    if state is not None and not found and remember:
         # Nothing was found, so nothing can be lost: no need to wait for a record to be safe.
         keep(states, {name: state})
         state = None

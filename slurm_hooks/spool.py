@@ -82,11 +82,19 @@ def beat(spool: Path, node: str, content: bytes) -> None:
     write(spool / "heartbeat", f"{node}.json", content)
 
 
-def write(folder: Path, name: str, content: bytes, *, durable: bool = True) -> None:
+def write(
+    folder: Path,
+    name: str,
+    content: bytes,
+    *,
+    durable: bool = True,
+    mode: int = 0o644,
+    uid: int | None = None,
+) -> None:
     """Write ``folder/name`` under a hidden name beside it, and rename it: seen whole or not at all.
 
     The folder must be one, not a link to one: a spool that is not mounted must not be mistaken for
-    an empty one, nor a planted link be followed.
+    an empty one, nor a planted link be followed. ``uid`` is whose the file becomes, if not ours.
 
     Raises:
         SpoolError: it could not be written; the hidden file is removed again.
@@ -95,7 +103,7 @@ def write(folder: Path, name: str, content: bytes, *, durable: bool = True) -> N
         hidden = f".{name}.{os.urandom(6).hex()}"
         try:
             try:
-                _write_file(hidden, content, descriptor, durable)
+                _write_file(hidden, content, descriptor, durable, mode, uid)
                 os.rename(hidden, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -243,14 +251,18 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write_file(name: str, content: bytes, folder: int, durable: bool) -> None:
+def _write_file(
+    name: str, content: bytes, folder: int, durable: bool, mode: int, uid: int | None
+) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fchmod(descriptor, 0o644)
+        os.fchmod(descriptor, mode)
+        if uid is not None and uid != os.geteuid():
+            os.fchown(descriptor, uid, -1)
         if durable:
             os.fsync(descriptor)
     finally:
