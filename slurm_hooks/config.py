@@ -73,14 +73,16 @@ class Hooks:
 
     A finding that stays is reported again at most every ``repeat`` seconds by health checks. A
     health check that passed within ``freshness`` seconds satisfies a prolog; 0 turns that off.
-    ``scontrol`` is its path where it is in none of the usual places. ``run`` is a folder in memory
-    that prologs tell task prologs through.
+    ``scontrol`` is its path where it is in none of the usual places, ``slurm_conf`` what it reads
+    where that is not Slurm's default: a health check is not told. ``run`` is a folder in memory
+    through which prologs tell task prologs of jobs that opted in.
     """
 
     budget: Budget = field(default_factory=Budget)
     repeat: float = 3600.0
     freshness: float = 0.0
     scontrol: str = ""
+    slurm_conf: str = ""
     run: Path = Path("/run/slurm-recovery")
 
     def __post_init__(self) -> None:

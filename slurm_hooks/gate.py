@@ -82,16 +82,16 @@ def close(record: FaultRecord, config: Config, until: float) -> Closed:
     grants = [grant for grant in permission["grants"] if _may_cover(grant, record)]
     if not grants:
         raise NotAllowed("no grant covers it")
-    scontrol = find_scontrol(config.hooks.scontrol)
+    scontrol = Scontrol(find_scontrol(config.hooks.scontrol), config.hooks.slurm_conf)
     node = node_state(scontrol, record.node, _half(until))
-    if not any(_covers(grant, record, node.partitions) for grant in grants):
+    if not any(_in_scope(grant, node.partitions) for grant in grants):
         raise NotAllowed("no grant covers this node")
     if node.drained:
         return Closed(node.reason, by_us=False)
     take_slot(control / "gate", record, permission["gate_slots"])
     reason = reason_for(record)
     arguments = ("update", f"nodename={record.node}", "state=drain", f"reason={reason}")
-    _scontrol(scontrol, arguments, max(0.1, until - time.monotonic()))
+    scontrol.run(arguments, max(0.1, until - time.monotonic()))
     return Closed(reason, by_us=True)
 
 
@@ -128,24 +128,21 @@ def _permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
 
 
 def _may_cover(grant: Mapping[str, Any], record: FaultRecord) -> bool:
-    """Whether a grant can cover this without a look at Slurm.
+    """Whether a grant can cover this, as far as can be said without a look at Slurm.
 
     A node does not know accounts and QOS, so a grant that is limited to some covers no gate.
     """
+    job = record.job
     if "gate" not in grant.get("actions", ()) or grant.get("accounts") or grant.get("qos"):
         return False
-    users = grant.get("users")
-    return not users or (record.job is not None and record.job.user in users)
+    if grant.get("users") and (job is None or job.user not in grant["users"]):
+        return False
+    return job is None or job.partition is None or _in_scope(grant, [job.partition])
 
 
-def _covers(grant: Mapping[str, Any], record: FaultRecord, node_partitions: Sequence[str]) -> bool:
-    """Whether a grant's partitions hold the job's, or, without a job, one of the node's."""
+def _in_scope(grant: Mapping[str, Any], partitions: Sequence[str]) -> bool:
     wanted = grant.get("partitions")
-    if not wanted:
-        return True
-    if record.job and record.job.partition:
-        return record.job.partition in wanted
-    return any(partition in wanted for partition in node_partitions)
+    return not wanted or any(partition in wanted for partition in partitions)
 
 
 def take_slot(folder: Path, record: FaultRecord, slots: int) -> None:
@@ -198,13 +195,47 @@ def find_scontrol(configured: str = "") -> str:
     raise GateError(f"no scontrol at {', '.join(paths)}; set hooks.scontrol in recovery.toml")
 
 
-def node_state(scontrol: str, node: str, seconds: float) -> NodeState:
+@dataclass(frozen=True)
+class Scontrol:
+    """scontrol's ``path``, and the slurm.conf it reads where slurmd has not told."""
+
+    path: str
+    slurm_conf: str = ""
+
+    def run(self, arguments: Sequence[str], seconds: float) -> str:
+        """Run one command and return what it prints.
+
+        Raises:
+            GateError: it refused, or did not answer within ``seconds``.
+        """
+        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+        slurm_conf = os.environ.get("SLURM_CONF") or self.slurm_conf
+        if slurm_conf:
+            environ["SLURM_CONF"] = slurm_conf
+        try:
+            done = subprocess.run(
+                [self.path, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                env=environ,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GateError(f"scontrol {arguments[0]}: no answer in {seconds:.1f} s") from error
+        if done.returncode != 0:
+            said = " ".join((done.stderr or done.stdout).decode("utf-8", "replace").split())
+            raise GateError(f"scontrol {arguments[0]}: {said[:300]}")
+        return done.stdout.decode("utf-8", "replace")
+
+
+def node_state(scontrol: Scontrol, node: str, seconds: float) -> NodeState:
     """Ask Slurm about one node.
 
     Raises:
         GateError: Slurm did not answer, or not about this node: its state is unknown.
     """
-    output = _scontrol(scontrol, ("show", "node", "-o", node), seconds)
+    output = scontrol.run(("show", "node", "-o", node), seconds)
     # One line of Name=value; a reason has spaces and is followed by the time in brackets.
     state = re.search(r"\bState=(\S+)", output)
     if not output.startswith(f"NodeName={node} ") or not state:
@@ -216,27 +247,6 @@ def node_state(scontrol: str, node: str, seconds: float) -> NodeState:
         reason=reason.group(1) if reason else "",
         partitions=tuple(partitions.group(1).split(",")) if partitions else (),
     )
-
-
-def _scontrol(scontrol: str, arguments: Sequence[str], seconds: float) -> str:
-    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    if "SLURM_CONF" in os.environ:
-        environ["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    try:
-        done = subprocess.run(
-            [scontrol, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            env=environ,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise GateError(f"scontrol {arguments[0]} did not answer in {seconds:.1f} s") from error
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).decode("utf-8", "replace").split())
-        raise GateError(f"scontrol {arguments[0]}: {said[:300]}")
-    return done.stdout.decode("utf-8", "replace")
 
 
 def _half(until: float) -> float:

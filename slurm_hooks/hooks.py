@@ -73,7 +73,7 @@ def task_prolog() -> int:
         config = Config()
         if read.output.startswith(b"+"):
             config = load_what_can_be_read(read.output[1:], path)[0]
-        for name, value in opt_in.exports(os.environ, os.getcwd(), config.hooks.run).items():
+        for name, value in opt_in.exports(os.environ, config.hooks.run).items():
             print(f"export {name}={value}")
         sys.stdout.flush()
     except BaseException as error:  # a task starts in any case
@@ -192,7 +192,7 @@ def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -
     if outcome.status == "ok":
         told = _own("hook.gate_closed", outcome.output[1:].decode())
     else:
-        told = _own("hook.gate_failed", str(outcome.detail))
+        told = _own("hook.gate_failed", str(outcome.detail).removeprefix("GateError: "))
     news = replace(report, id=record.new_id(), time=record.utc(), findings=(told,), probes=())
     now = time.monotonic()
     delivery.deliver(delivery.Delivery(news), config.spool, report.node, now + 0.5, now + 1.0)

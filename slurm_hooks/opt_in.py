@@ -55,11 +55,11 @@ def note(context: HookContext, run: Path) -> bytes:
     return b""
 
 
-def exports(environ: Mapping[str, str], work_folder: str, run: Path) -> dict[str, str]:
+def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     """Return the variables for a task, by name; none for a job that did not opt in.
 
     Whatever the user has set stays. Folders are made as the job's user, in a child: theirs is a
-    shared file system that may hang. ``work_folder`` is the job's.
+    shared file system that may hang. slurmstepd starts a task prolog in the job's own folder.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     node = environ.get("SLURMD_NODENAME", "")
@@ -70,7 +70,7 @@ def exports(environ: Mapping[str, str], work_folder: str, run: Path) -> dict[str
     except SpoolError:
         return {}
     restart = re.sub(r"[^0-9]", "", environ.get("SLURM_RESTART_COUNT", ""))[:10] or "0"
-    dumps = f"{work_folder}/.recovery/{job_id}.{restart}"
+    dumps = f"{Path.cwd()}/.recovery/{job_id}.{restart}"
     wanted = {
         "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
