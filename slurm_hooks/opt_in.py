@@ -87,7 +87,7 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     return {
         name: value
         for name, value in wanted.items()
-        if name not in environ and _SAME.get(name) not in environ and value.isprintable()
+        if name not in environ and _SAME.get(name, name) not in environ and value.isprintable()
     }
 
 
