@@ -87,8 +87,8 @@ def deliver(
     return None if outcome.status == "ok" else f"{outcomes['record'].detail}; {outcome.detail}"
 
 
-def forward(spool: Spool, context: HookContext, boot_id: str, until: float) -> bytes:
-    """Run in a child: bring waiting records to the spool, oldest first; return how many, as text.
+def forward(spool: Spool, context: HookContext, boot_id: str, until: float) -> int:
+    """Run in a child: bring waiting records to the spool, oldest first; return how many.
 
     ``until`` is a moment of ``time.monotonic()``. Stops at the first that does not arrive.
     """
@@ -111,7 +111,7 @@ def forward(spool: Spool, context: HookContext, boot_id: str, until: float) -> b
         content = bounds.encode(record, spool.max_record_bytes)
         drop(spool.path, record.id, seal(content, spool.authenticate))
         buffer.dropping_reported()
-    return str(forwarded).encode()
+    return forwarded
 
 
 def _dropped_record(context: HookContext, boot_id: str, dropped: int) -> FaultRecord:
