@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_hooks import looking
 from slurm_hooks.config import Config
 from slurm_hooks.record import FaultRecord, seconds_of, utc
 from slurm_hooks.spool import SpoolError, read_regular
@@ -41,6 +42,9 @@ SCONTROL_PATHS = (
 """Where scontrol is looked for: slurmd gives its hooks no PATH."""
 
 _REASON_LIMIT = 200
+
+_STATE = "gate"
+"""Name of the state that tells whether this boot's gate has been closed, or when it failed to."""
 
 
 class NotAllowed(Exception):
@@ -66,6 +70,37 @@ class NodeState:
     drained: bool
     reason: str
     partitions: tuple[str, ...]
+
+
+def attempt(
+    record: FaultRecord, config: Config, states: Path, until: float, *, is_news: bool
+) -> Closed | None:
+    """Close the gate, or return None where there is nothing to do or to say.
+
+    A health check whose finding is no news asks Slurm nothing once this boot's gate is closed.
+    Where it could not be closed it tries again each time, but says so at most every
+    ``hooks.repeat`` seconds. The folder ``states`` keeps what that needs.
+
+    Raises:
+        GateError: it may be closed and could not, and that is news.
+    """
+    known = looking.kept(states, _STATE)
+    known = known if known.get("boot_id") == record.boot_id else {}
+    routine = record.hook == "health_check"
+    if routine and known.get("closed") and not is_news:
+        return None
+    try:
+        closed = close(record, config, until)
+    except NotAllowed:
+        return None
+    except GateError:
+        told = known.get("told")
+        if routine and told and 0 <= time.time() - told < config.hooks.repeat:
+            return None
+        looking.keep(states, {_STATE: {"boot_id": record.boot_id, "told": time.time()}})
+        raise
+    looking.keep(states, {_STATE: {"boot_id": record.boot_id, "closed": True}})
+    return closed
 
 
 def close(record: FaultRecord, config: Config, until: float) -> Closed:

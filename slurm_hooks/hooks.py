@@ -41,9 +41,6 @@ _QUIET = ("ok", "skipped")
 _MEMORY = "reported"
 """Name of the state that holds what health checks have reported."""
 
-_GATE = "gate"
-"""Name of the state that says in which boot this node has gated itself."""
-
 
 def prolog() -> NoReturn:
     """Before a job starts on this node: report what is found.
@@ -178,27 +175,18 @@ def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> b
 
 
 def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -> int:
-    """Close the gate where this node may, record it, and return the hook's exit status.
-
-    A health check whose finding is no news asks Slurm nothing if it has closed the gate before in
-    this boot; if Slurm was away then, it tries again.
-    """
+    """Close the gate where this node may, record it, and return the hook's exit status."""
     from dataclasses import replace
 
-    from slurm_hooks import delivery, gate, looking, record
+    from slurm_hooks import delivery, gate, record
     from slurm_hooks.deadline import run_one
 
     states = delivery.states_of(config.spool, report.node)
 
     def close() -> bytes:
-        known = looking.kept(states, _GATE).get("boot_id") == report.boot_id
-        if report.hook == "health_check" and known and not is_news:
+        closed = gate.attempt(report, config, states, until - 0.2, is_news=is_news)
+        if closed is None:
             return b""
-        try:
-            closed = gate.close(report, config, until - 0.2)
-        except gate.NotAllowed:
-            return b""
-        looking.keep(states, {_GATE: {"boot_id": report.boot_id}})
         return b"+" + closed.how.encode() if closed.by_us else b"="
 
     outcome = run_one(close, max(0.1, until - 0.1 - time.monotonic()))

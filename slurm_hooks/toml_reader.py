@@ -11,12 +11,11 @@ Owns types and messages; which keys exist is what the dataclasses of ``config`` 
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,8 +91,8 @@ def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ())
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     for key in document:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            near = _nearest(key, known)
+            advice = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise WrongKey((*path, key), f"unknown key {'.'.join((*path, key))!r}; {advice}")
     for required in fields(kind):  # type: ignore[arg-type]
         no_default = required.default is MISSING and required.default_factory is MISSING
@@ -174,8 +173,8 @@ def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
         raise _wrong_type(path, hint, value)
     if origin is typing.Literal:
         if value not in arguments:
-            near = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1)
-            hint_text = f"; did you mean {near[0]!r}?" if near else ""
+            near = _nearest(str(value), [str(argument) for argument in arguments])
+            hint_text = f"; did you mean {near!r}?" if near else ""
             choices = ", ".join(repr(choice) for choice in arguments)
             message = f"{'.'.join(path)} = {value!r} is not one of {choices}{hint_text}"
             raise WrongKey(path, message)
@@ -202,6 +201,13 @@ def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if type(value) is not hint:
         raise _wrong_type(path, hint, value)
     return value
+
+
+def _nearest(word: str, known: Iterable[str]) -> str | None:
+    import difflib  # only for mistakes: hooks import this module for every job
+
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 _TOML_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}

@@ -65,6 +65,23 @@ def test_a_hanging_task_is_named_at_its_own_deadline_and_killed(tmp_path: Path) 
     wait_until_gone(int(pid_file.read_text()))
 
 
+def test_a_task_stuck_in_the_kernel_is_left_behind_and_its_place_is_told(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def stuck() -> bytes:
+        # Waits, in D state, for a child that waits for somebody to open the FIFO (vfork(2)).
+        actions = [(os.POSIX_SPAWN_OPEN, 0, str(fifo), os.O_RDONLY, 0)]
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
+        return b""
+
+    started = time.monotonic()
+    outcome = run_one(stuck, 0.5)
+    assert time.monotonic() - started < 2
+    assert outcome.status == "hang"
+    assert "in state D" in (outcome.detail or "")
+
+
 def test_a_crash_of_a_library_is_a_crash_with_its_signal() -> None:
     def segfault() -> bytes:
         ctypes.string_at(8)

@@ -126,6 +126,47 @@ def test_a_broken_configuration_gates_nothing(node: Node) -> None:
     assert not (node.root / "asked").exists()
 
 
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "health_check"])
+def test_a_hook_that_finds_nothing_asks_slurm_nothing(node: Node, hook: str) -> None:
+    permit(node.spool, permission())
+    node.probe("fine", "echo '[]'")
+    assert node.run(hook, **job(exit_code="0:0")).status == 0
+    assert not (node.root / "asked").exists()
+
+
+@pytest.mark.parametrize("script", ["sleep 100", "exit 1", "kill -KILL $PPID"])
+def test_a_probe_that_does_not_end_well_never_gates(node: Node, script: str) -> None:
+    permit(node.spool, permission())
+    node.configure(f'[hooks]\nscontrol = "{node.root}/scontrol"\nbudget = {{prolog = 1}}\n')
+    node.probe("broken", script)
+    assert node.run("prolog", **job()).status == 0
+    assert not (node.root / "asked").exists()
+
+
+@pytest.mark.parametrize("hook", ["prolog", "health_check"])
+def test_slurm_that_hangs_delays_a_hook_no_longer_than_its_budget(node: Node, hook: str) -> None:
+    trap = node.root / "scontrol"
+    trap.write_text("#!/bin/sh\ntrap '' TERM\nsleep 100\n")
+    node.configure(f'[hooks]\nscontrol = "{trap}"\nbudget = {{prolog = 2, health_check = 2}}\n')
+    permit(node.spool, permission())
+    node.finds(FATAL)
+    run = node.run(hook, **job())
+    assert run.status == 0
+    assert run.seconds < 3
+    assert [r["findings"][0]["code"] for r in node.records()] == ["site.gone", "hook.gate_failed"]
+
+
+def test_slurm_that_was_away_is_asked_again_and_that_is_said_once(node: Node) -> None:
+    permit(node.spool, permission())
+    node.finds(FATAL)
+    for _ in range(2):
+        (node.root / "asked").unlink(missing_ok=True)
+        node.run("health_check")
+        assert (node.root / "asked").exists()
+    codes = [record["findings"][0]["code"] for record in node.records()]
+    assert codes == ["site.gone", "hook.gate_failed"]
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     probes = tmp_path_factory.mktemp("site") / "probes.d"
@@ -177,7 +218,8 @@ def test_nodes_that_all_fail_at_once_gate_as_far_as_there_are_slots(cluster: Clu
     ours = [name for name in ("n1", "n2", "n3") if reasons[name].startswith("recovery: gate ")]
     assert len(ours) == 2
     assert "GPU 3 is gone now" in reasons[ours[0]]
-    assert reasons["n4"].startswith("mine, hands off")
+    cluster.run("env", "-i", "SLURMD_NODENAME=n4", cluster.folder / "bin" / "health-check")
+    assert cluster.node("n4")["Reason"].startswith("mine, hands off")
     (open_one,) = {"n1", "n2", "n3"} - set(ours)
     assert "DRAIN" not in cluster.node(open_one)["State"]
     states = {
