@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, salvage
+from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, read_raw, salvage
 
-__all__ = ["Config", "ConfigError", "config_path", "load", "load_what_can_be_read"]
+__all__ = ["Config", "ConfigError", "config_path", "load", "load_what_can_be_read", "read_raw"]
 
 DEFAULT_PATH = Path("/etc/slurm/recovery.toml")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from slurm_hooks import gate, probes, site_probes
 from slurm_hooks.bounds import node_name
-from slurm_hooks.config import Config, config_path, load_what_can_be_read
+from slurm_hooks.config import Config, config_path, load_what_can_be_read, read_raw
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import ChildOutcome, Children, run_one
 from slurm_hooks.delivery import buffer_of, states_of
@@ -85,7 +85,7 @@ def _why(outcome: ChildOutcome) -> str:
 
 
 def _configuration(path: Path) -> tuple[Config, Check]:
-    outcome = run_one(lambda: path.read_bytes() if path.exists() else b"", _SECONDS)
+    outcome = run_one(lambda: read_raw(path) if path.exists() else b"", _SECONDS)
     if outcome.status != "ok":
         return Config(), Check(
             "configuration", "broken", f"{path}: {_why(outcome)}", "keep it on the node's own disk"

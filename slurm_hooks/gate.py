@@ -155,7 +155,7 @@ def _permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
         slots, grants = document["gate_slots"], document["grants"]
         if not isinstance(grants, list) or type(slots) is not int:
             raise NotAllowed(f"{path} is not of the form {EFFECTIVE_SCHEMA}")
-    except (SpoolError, ValueError, KeyError, TypeError) as error:
+    except (SpoolError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotAllowed(f"{path} cannot be used: {error}") from error
     if not -VALID_SECONDS <= age <= VALID_SECONDS:
         raise NotAllowed(f"{path} is {age:.0f} s old")
@@ -212,7 +212,7 @@ def take_slot(folder: Path, record: FaultRecord, slots: int) -> None:
 def _holder(path: Path) -> str | None:
     try:
         document = json.loads(read_regular(path, 4096))
-    except (SpoolError, ValueError):
+    except (SpoolError, ValueError, RecursionError):
         return None
     return document.get("node") if isinstance(document, dict) else None
 

@@ -151,7 +151,8 @@ def _keys(finding: Finding) -> tuple[str, ...]:
 def _entries(memory: Mapping[str, Any]) -> dict[str, Entry]:
     """The entries of a memory file; one that is not of this form is forgotten."""
     found = {}
-    for name, fields in memory.get("entries", {}).items():
+    entries = memory.get("entries")
+    for name, fields in entries.items() if isinstance(entries, dict) else ():
         try:
             found[name] = Entry(**{**fields, "keys": tuple(fields["keys"])})
             if found[name].severity not in SEVERITIES:

@@ -168,9 +168,11 @@ def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> b
     """Run in a child: what belongs to no probe and is not waited for long."""
     from slurm_hooks import delivery, opt_in
 
-    if told.hook != "health_check":
-        opt_in.note(told, config.hooks.run)
-    delivery.forward(config.spool, told, boot_id, until)
+    try:
+        if told.hook != "health_check":
+            opt_in.note(told, config.hooks.run)
+    finally:
+        delivery.forward(config.spool, told, boot_id, until)
     return b""
 
 
@@ -246,8 +248,10 @@ def _remembered(states: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     """Run in a child: the configuration file after a ``+``, or ``-`` where there is none."""
+    from slurm_hooks.config import read_raw
+
     try:
-        return b"+" + path.read_bytes()
+        return b"+" + read_raw(path)
     except FileNotFoundError:
         return b"-"
 

@@ -113,7 +113,7 @@ def kept(folder: Path, name: str) -> Mapping[str, Any]:
     """Return the state called ``name``, empty where there is none or it cannot be read."""
     try:
         state = json.loads(read_regular(folder / f"{name}.json", STATE_LIMIT_BYTES))
-    except (SpoolError, ValueError):
+    except (SpoolError, ValueError, RecursionError):
         return {}
     return state if isinstance(state, dict) else {}
 

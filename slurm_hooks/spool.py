@@ -14,7 +14,6 @@ call it in children (``deadline``).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -189,16 +188,17 @@ class Buffer:
 
     def dropped(self) -> int:
         """Return how many records have been dropped for want of room and not yet reported."""
-        with contextlib.suppress(SpoolError, ValueError):
-            return max(0, int(json.loads(read_regular(self.folder / _DROPPED))["count"]))
-        return 0
+        try:
+            return max(0, int(read_regular(self.folder / _DROPPED, 64)))
+        except (SpoolError, ValueError):
+            return 0
 
     def dropping_reported(self) -> None:
         """Start counting anew: a record that says how many were dropped is safe."""
         self.forget(_DROPPED)
 
     def _count_dropped(self, more: int) -> None:
-        count = json.dumps({"count": self.dropped() + more}).encode()
+        count = str(self.dropped() + more).encode()
         write(self.folder, _DROPPED, count, durable=False)
 
 

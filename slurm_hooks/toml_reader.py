@@ -27,7 +27,7 @@ else:
 
 T = TypeVar("T")
 
-SIZE_LIMIT_BYTES = 1 << 20
+SIZE_LIMIT_BYTES = 512 * 1024
 """Largest configuration file read; a real one is a few kilobytes."""
 
 
@@ -50,13 +50,22 @@ def read_file(kind: type[T], path: Path) -> T:
         ConfigError: unreadable, not TOML, an unknown key, or a value of the wrong type.
     """
     try:
-        with path.open("rb") as source:
-            raw = source.read(SIZE_LIMIT_BYTES + 1)
+        raw = read_raw(path)
     except FileNotFoundError:
         return kind()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     return read_bytes(kind, raw, path)
+
+
+def read_raw(path: Path) -> bytes:
+    """Return a file's content, a byte more than ``SIZE_LIMIT_BYTES`` at most.
+
+    Raises:
+        OSError: as ``open`` and ``read`` do.
+    """
+    with path.open("rb") as source:
+        return source.read(SIZE_LIMIT_BYTES + 1)
 
 
 def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:

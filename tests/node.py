@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,10 @@ class Run:
 
 @dataclass
 class Node:
-    """One node's folders; ``settings`` are lines of TOML added to its recovery.toml."""
+    """One node's folders, and the name by which slurmd calls it."""
 
     root: Path
     name: str = "n1"
-    settings: str = ""
-    environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.spool = self.root / "spool"
@@ -81,7 +79,7 @@ class Node:
         told = {"SLURMD_NODENAME": self.name, "SLURM_RECOVERY_CONFIG": str(self.config)}
         return subprocess.Popen(
             [PROGRAMS / f"slurm-hook-{hook.replace('_', '-')}"],
-            env={**told, **self.environ, **environ},
+            env={**told, **environ},
             cwd=self.root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -149,3 +149,31 @@ def test_an_epilog_that_slurm_runs_twice_tells_the_same_twice(node: Node) -> Non
     first, second = node.records()
     assert first["job"] == second["job"]
     assert first["findings"] == second["findings"]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"boot_id": 1, "entries": []}', "7"])
+def test_a_broken_memory_costs_a_repeated_report_and_no_more(node: Node, content: str) -> None:
+    node.finds(WARNING)
+    node.run("health_check")
+    (node.buffer / "state" / "reported.json").write_text(content)
+    node.run("health_check")
+    node.run("health_check")
+    assert [record["verdict"] for record in node.records()] == ["warning", "warning"]
+
+
+def test_what_had_to_be_dropped_is_counted_in_the_first_record_that_gets_through(
+    node: Node,
+) -> None:
+    node.config.write_text(
+        node.config.read_text().replace("[spool]", "[spool]\nbuffer_records = 10")
+    )
+    (node.spool / "incoming").rename(node.spool / "away")
+    for number in range(12):
+        node.run("epilog", **job(number, exit_code="1:0"))
+    (node.spool / "away").rename(node.spool / "incoming")
+    node.run("prolog")
+    records = node.records()
+    assert [record["job"]["id"] for record in records if record["job"]] == list(range(2, 12))
+    (said,) = [record for record in records if record["findings"]]
+    assert said["findings"][0]["code"] == "hook.records_dropped"
+    assert said["findings"][0]["summary"].startswith("2 records")
