@@ -36,6 +36,9 @@ ERRANDS_SECONDS = 1.0
 RESERVE_SHARE, RESERVE_MOST_SECONDS = 0.35, 6.0
 """What of the budget is kept for delivery: the smaller of a share and a number of seconds."""
 
+TELL_SECONDS = 0.4
+"""What of the budget is kept for saying what became of the gate."""
+
 _QUIET = ("ok", "skipped")
 
 _MEMORY = "reported"
@@ -109,12 +112,12 @@ def _run(hook: str) -> int:
 def _sense_and_report(hook: str, started: float) -> int:
     from slurm_hooks import config as configuration
     from slurm_hooks.deadline import Children, run_one
-    from slurm_hooks.freshness import freshly_passed, with_pass
 
     path = configuration.config_path()
     with Children() as children:
         children.start("config", lambda: _read(path), CONFIG_SECONDS)
         from slurm_hooks import delivery, looking, record  # while the child reads
+        from slurm_hooks.freshness import freshly_passed, with_pass
 
         config, troubles = _configured(children.wait()["config"], path)
     told, boot_id = _told(hook)
@@ -186,12 +189,12 @@ def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -
     states = delivery.states_of(config.spool, report.node)
 
     def close() -> bytes:
-        closed = gate.attempt(report, config, states, until - 0.2, is_news=is_news)
+        closed = gate.attempt(report, config, states, until - TELL_SECONDS - 0.1, is_news=is_news)
         if closed is None:
             return b""
         return b"+" + closed.how.encode() if closed.by_us else b"="
 
-    outcome = run_one(close, max(0.1, until - 0.1 - time.monotonic()))
+    outcome = run_one(close, max(0.1, until - TELL_SECONDS - time.monotonic()))
     if outcome.status == "ok" and outcome.output in (b"", b"="):
         return int(outcome.output == b"=" and report.hook == "prolog")
     if outcome.status == "ok":
@@ -199,8 +202,10 @@ def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -
     else:
         told = _own("hook.gate_failed", str(outcome.detail).removeprefix("GateError: "))
     news = replace(report, id=record.new_id(), time=record.utc(), findings=(told,), probes=())
-    now = time.monotonic()
-    delivery.deliver(delivery.Delivery(news), config.spool, report.node, now + 0.5, now + 1.0)
+    ends = until - TELL_SECONDS / 2, until
+    lost = delivery.deliver(delivery.Delivery(news), config.spool, report.node, *ends)
+    if lost:
+        _say(report.hook, f"record {news.id} ({told.summary}) is lost: {lost}")
     return int(outcome.status == "ok" and report.hook == "prolog")
 
 
