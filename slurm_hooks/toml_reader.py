@@ -11,12 +11,11 @@ Owns types and messages; which keys exist is what the dataclasses of ``config`` 
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +27,7 @@ else:
 
 T = TypeVar("T")
 
-SIZE_LIMIT_BYTES = 1 << 20
+SIZE_LIMIT_BYTES = 512 * 1024
 """Largest configuration file read; a real one is a few kilobytes."""
 
 
@@ -51,12 +50,30 @@ def read_file(kind: type[T], path: Path) -> T:
         ConfigError: unreadable, not TOML, an unknown key, or a value of the wrong type.
     """
     try:
-        with path.open("rb") as source:
-            raw = source.read(SIZE_LIMIT_BYTES + 1)
+        raw = read_raw(path)
     except FileNotFoundError:
         return kind()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_bytes(kind, raw, path)
+
+
+def read_raw(path: Path) -> bytes:
+    """Return a file's content, a byte more than ``SIZE_LIMIT_BYTES`` at most.
+
+    Raises:
+        OSError: as ``open`` and ``read`` do.
+    """
+    with path.open("rb") as source:
+        return source.read(SIZE_LIMIT_BYTES + 1)
+
+
+def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:
+    """Return a file's content ``raw`` read as the dataclass ``kind``; ``path`` is for messages.
+
+    Raises:
+        ConfigError: not TOML, an unknown key, or a value of the wrong type.
+    """
     if len(raw) > SIZE_LIMIT_BYTES:
         raise ConfigError(f"{path}: larger than {SIZE_LIMIT_BYTES} bytes; is it the right file?")
     try:
@@ -83,8 +100,8 @@ def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ())
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     for key in document:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            near = _nearest(key, known)
+            advice = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise WrongKey((*path, key), f"unknown key {'.'.join((*path, key))!r}; {advice}")
     for required in fields(kind):  # type: ignore[arg-type]
         no_default = required.default is MISSING and required.default_factory is MISSING
@@ -98,6 +115,31 @@ def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ())
         named = re.match(r"\w+", str(error))
         key = named.group() if named and named.group() in known else ""
         raise WrongKey((*path, key) if key else path, f"{'.'.join(path)}: {error}") from error
+
+
+def salvage(kind: type[Any], raw: bytes) -> dict[str, Any]:
+    """Return the top-level values of ``kind`` that a broken file still holds, by name.
+
+    Of a file that is not TOML, what stands above the line that tomllib names is tried.
+    """
+    lines = raw[:SIZE_LIMIT_BYTES].decode("utf-8", "replace").splitlines()
+    document: dict[str, Any] = {}
+    for _attempt in range(2):
+        try:
+            document = tomllib.loads("\n".join(lines) + "\n")
+            break
+        except tomllib.TOMLDecodeError as error:
+            named = re.search(r"at line (\d+)", str(error))
+            lines = lines[: int(named.group(1)) - 1] if named else lines[:-1]
+    found = {}
+    hints = typing.get_type_hints(kind)
+    for key, value in document.items():
+        if key in hints:
+            try:
+                found[key] = _convert(hints[key], value, (key,))
+            except WrongKey:
+                continue
+    return found
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int:
@@ -140,8 +182,8 @@ def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
         raise _wrong_type(path, hint, value)
     if origin is typing.Literal:
         if value not in arguments:
-            near = difflib.get_close_matches(str(value), [str(a) for a in arguments], n=1)
-            hint_text = f"; did you mean {near[0]!r}?" if near else ""
+            near = _nearest(str(value), [str(argument) for argument in arguments])
+            hint_text = f"; did you mean {near!r}?" if near else ""
             choices = ", ".join(repr(choice) for choice in arguments)
             message = f"{'.'.join(path)} = {value!r} is not one of {choices}{hint_text}"
             raise WrongKey(path, message)
@@ -168,6 +210,13 @@ def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     if type(value) is not hint:
         raise _wrong_type(path, hint, value)
     return value
+
+
+def _nearest(word: str, known: Iterable[str]) -> str | None:
+    import difflib  # only for mistakes: hooks import this module for every job
+
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 _TOML_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
