@@ -19,9 +19,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 Mode = Literal["requeue", "hold", "off"]
 
@@ -194,7 +194,7 @@ def _from_aps(wishes: object) -> OptIn:
 def _fill(values: Mapping[str, Any], problems: Iterable[str]) -> OptIn:
     found = OptIn()
     told = list(problems)
-    readers = {
+    readers: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "recovery": lambda value: {"mode": _mode(value)},
         "max_restarts": lambda value: {"max_restarts": _restarts(value)},
         "checkpoint": lambda value: {"checkpoint": _path("checkpoint", value)},
@@ -213,7 +213,7 @@ def _fill(values: Mapping[str, Any], problems: Iterable[str]) -> OptIn:
 
 def _mode(value: object) -> Mode:
     if isinstance(value, str) and value in MODES:
-        return cast("Mode", value)
+        return value
     near = difflib.get_close_matches(str(value)[:64], MODES, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MODES)}"
     raise _Problem(f"recovery={value!r:.80} is not known; {advice}")

@@ -24,14 +24,10 @@ from slurm_hooks.checkpoints.verdict import Broken, Unverified
 OPCODES_LIMIT = 3_000_000
 """Most opcodes followed, about six seconds; a thousand tensors take thirty thousand."""
 
-_STRING_OPCODES = frozenset(
-    ("STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8").split()
-)
-_VALUE_OPCODES = _STRING_OPCODES | frozenset(
-    (
-        "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
-        "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8"
-    ).split()
+_VALUE_OPCODES = frozenset(
+    {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
+    | {"BINUNICODE8", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT"}
+    | {"BINFLOAT", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -126,9 +122,9 @@ def references(found: Any) -> Iterator[Reference]:
 def objects(found: Any, name: str) -> Iterator[Object]:
     """Yield the objects made by a class called ``name``, each once."""
     for part in _parts(found):
-        if isinstance(part, Object) and isinstance(part.made_by, Name):
-            if part.made_by.name == name:
-                yield part
+        made_by = part.made_by if isinstance(part, Object) else None
+        if isinstance(made_by, Name) and made_by.name == name:
+            yield part
 
 
 def _parts(found: Any) -> Iterator[Any]:

@@ -117,7 +117,7 @@ def _judge_zip(source: Source, reader: Reader) -> tuple[Judged, Any]:
 
 def _members(source: Source) -> list[zipfile.ZipInfo]:
     try:
-        with zipfile.ZipFile(source) as archive:  # type: ignore[arg-type]  # a RawIOBase is enough
+        with zipfile.ZipFile(source) as archive:
             members = archive.infolist()
             end = archive.start_dir
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:

@@ -71,7 +71,7 @@ class Listing:
 
     @property
     def modified(self) -> float:
-        """When its newest file was changed, in seconds since the epoch; the folder itself if none."""
+        """When its newest file was changed, in seconds since the epoch; else the folder."""
         times = [status.st_mtime for status in self.files.values()]
         return max(times) if times else self.path.stat().st_mtime
 
@@ -218,10 +218,12 @@ class Reader:
 class Source(io.RawIOBase):
     """A regular file, read within a Reader's budget; also a seekable file for zip and tar."""
 
-    def __init__(self, file: io.FileIO, name: str, size: int, reader: Reader) -> None:
+    def __init__(
+        self, file: io.FileIO, name: str, size: int, reader: Reader, start: int = 0
+    ) -> None:
         super().__init__()
         self.name, self.size = shown(name), size
-        self._file, self._reader = file, reader
+        self._file, self._reader, self._start = file, reader, start
 
     def readable(self) -> bool:
         """Tell that it can be read."""
@@ -233,15 +235,29 @@ class Source(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move, as a file does."""
-        return self._file.seek(offset, whence)
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise ValueError("a place before the start")
+        return self._file.seek(self._start + base + offset) - self._start
 
     def tell(self) -> int:
         """Return the place in bytes."""
-        return self._file.tell()
+        return self._file.tell() - self._start
+
+    def window(self, offset: int, count: int) -> Source:
+        """Return a stretch of this file as a file of its own, valid while this one is open.
+
+        Raises:
+            Broken: the file ends before.
+        """
+        if offset < 0 or count <= 0 or offset + count > self.size:
+            raise Broken(f"{self.name} has {self.size} of {offset + count} bytes")
+        return Source(self._file, self.name, count, self._reader, self._start + offset)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; a window leaves that to whom it is a part of."""
+        if self._start == 0:
+            self._file.close()
         super().close()
 
     def read(self, size: int | None = -1) -> bytes:
@@ -251,7 +267,7 @@ class Source(io.RawIOBase):
             Broken: the disk does not give them.
             Unverified: they are more than the budget holds.
         """
-        left = max(0, self.size - self._file.tell())
+        left = max(0, self.size - self.tell())
         wanted = left if size is None or size < 0 else min(size, left)
         self._reader.spend(wanted)
         if wanted > self._reader.limits.read_bytes:

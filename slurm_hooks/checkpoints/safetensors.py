@@ -61,6 +61,14 @@ def judge(source: Source) -> Judged:
     return Judged(step, notes=("safetensors has no checksums",))
 
 
+def is_sharded(listing: Listing) -> bool:
+    """Tell whether the folder holds a model in several files, by its index or their names."""
+    return any(
+        name.endswith((".safetensors.index.json", ".bin.index.json")) or _SHARD.fullmatch(name)
+        for name in listing.files
+    )
+
+
 def check_shards(listing: Listing, reader: Reader) -> None:
     """See that every shard is there which an index in the folder, or the others' names, tell of.
 
