@@ -159,9 +159,10 @@ def _in_folder(listing: Listing, reader: Reader, depth: int) -> list[Candidate]:
     whole_folder = _whole_folder(listing, reader)
     if whole_folder:
         return [whole_folder]
-    if _FOLDER_WITH_STEP.search(listing.path.name) and step_of(listing.path.name) is not None:
-        if parts.has_weights(listing, reader):
-            return [_folder(listing, "folder", reader)]
+    name = listing.path.name
+    if _FOLDER_WITH_STEP.search(name) and step_of(name) is not None:
+        # What lies in a folder of one step belongs together: all of it must be well.
+        return [_folder(listing, "folder", reader)] if parts.has_weights(listing, reader) else []
     return [*_files(listing, reader), *_below(listing, reader, depth)]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that carry their own sha256: in a manifest, beside the file, or inside a JSON document.
+"""Checkpoints that carry their own sha256: in a manifest, beside the file, or in a document.
 
 Three plain forms, which any trainer can write:
 
