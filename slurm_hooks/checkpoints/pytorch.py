@@ -22,7 +22,9 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 PICKLE_BYTES = 64 << 20
 """Largest pickle followed. Tensors lie beside it, so a large model's has a few megabytes."""
 
-_END_RECORD_BYTES = 22
+_SMALLEST_BYTES = 16
+"""Nothing that torch.save writes is smaller; an empty dict takes 300 bytes."""
+
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_HEADERS_SAMPLED = 64
 """Members whose local header is compared in a quick look; each costs a read of its own."""
@@ -70,7 +72,9 @@ def judge(source: Source, reader: Reader) -> tuple[Judged, Any]:
     Raises:
         NotComplete: it is not complete, or cannot be vouched for.
     """
-    start = source.exactly(0, min(4, source.size))
+    if source.size < _SMALLEST_BYTES:
+        raise Broken(f"{source.name} has only {source.size} bytes")
+    start = source.exactly(0, 4)
     if start == b"PK\x03\x04":
         return _judge_zip(source, reader)
     if start[:1] == b"\x80" and 2 <= start[1] <= 5:
