@@ -137,7 +137,13 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+    return watching(Node(tmp_path))
+
+
+def watching(node: Node) -> Node:
+    """Let the checkpoint probe run in all hooks, and nothing else."""
+    node.configure("[probes.checkpoint]\n")
+    return node
 
 
 def epilog(node: Node, comment: str, *, uid: int = NOBODY, **environ: str) -> dict[str, Any]:
@@ -295,7 +301,7 @@ def test_a_mistake_in_a_comment_is_in_the_record_for_its_owner(node: Node) -> No
 @as_root
 def test_only_the_batch_host_reads_a_jobs_files(tmp_path: Path, home: Path) -> None:
     shutil.copyfile(SAMPLES / "zip.pt", home / "step_100.pt")
-    other = Node(tmp_path, name="n2")
+    other = watching(Node(tmp_path, name="n2"))
     assert codes(epilog(other, f"recovery=requeue,checkpoint={home}")) == {}
 
 

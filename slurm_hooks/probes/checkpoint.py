@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import importlib
 import itertools
 import json
 import os
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_hooks import as_user, catalog, optin, progress
-from slurm_hooks.checkpoints import Limits, find
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.record import Evidence, Finding, utc
 
@@ -103,6 +103,9 @@ def _job_of(look: Look) -> tuple[_Job | None, tuple[Finding, ...]]:
 
 
 def _look_at(job: _Job, seconds: float) -> list[Finding]:
+    # Loaded only for who opted in (20 ms), and before rights are dropped: the user may not be able
+    # to read where this package is installed.
+    importlib.import_module("slurm_hooks.checkpoints")
     outcome = as_user.look(job.uid, functools.partial(_read_all, job, seconds), seconds)
     if outcome.status != "ok":
         why = outcome.detail or outcome.status
@@ -116,6 +119,8 @@ def _look_at(job: _Job, seconds: float) -> list[Finding]:
 
 def _read_all(job: _Job, seconds: float) -> bytes:
     """Run in the child, as the user: judge the checkpoint, read the progress."""
+    from slurm_hooks.checkpoints import Limits, find
+
     wishes = optin.parse(job.comment)
     found: list[progress.Progress | None] = []
     if wishes.progress:
