@@ -324,7 +324,7 @@ def test_what_bears_a_temporary_name_is_still_being_written(tmp_path: Path, name
     put("zip.pt", tmp_path / name)
     found = verify(tmp_path)
     assert found["step"] == 100
-    assert [item["state"] for item in found["passed_over"]] in (["writing"], [])
+    assert [(item["step"], item["state"]) for item in found["passed_over"]] == [(300, "writing")]
 
 
 @pytest.mark.parametrize(
@@ -471,6 +471,26 @@ def test_a_folder_that_contains_itself_is_searched_once(tmp_path: Path) -> None:
     assert verify(tmp_path)["step"] == 1
 
 
+def test_files_of_single_ranks_are_one_checkpoint(tmp_path: Path) -> None:
+    for step in (100, 200):
+        for rank in range(3):
+            put("zip.pt", tmp_path / f"step{step}_rank{rank}.pt")
+    assert verify(tmp_path)["step"] == 200
+    truncate(tmp_path / "step200_rank1.pt")
+    assert verify(tmp_path)["step"] == 100
+    put("zip.pt", tmp_path / "step300_rank0.pt")
+    found = verify(tmp_path)
+    assert (found["step"], len(found["passed_over"])) == (100, 2)
+    assert "rank 1 of 3 is missing" in found["passed_over"][0]["why"]
+
+
+def test_a_link_to_the_newest_one_does_not_hide_its_step(tmp_path: Path) -> None:
+    put("model.safetensors", tmp_path / "step_9.safetensors")
+    put("model.safetensors", tmp_path / "step_10.safetensors")
+    (tmp_path / "latest.safetensors").symlink_to("step_9.safetensors")
+    assert verify(tmp_path)["step"] == 10
+
+
 def test_a_manifest_that_leads_outside_is_refused(tmp_path: Path) -> None:
     secret = write(tmp_path / "secret", b"s")
     about = {"sha256": hashlib.sha256(b"s").hexdigest(), "bytes": 1}
@@ -496,3 +516,13 @@ def test_the_words_on_the_screen_name_the_step_and_the_reason(tmp_path: Path) ->
     assert result.exit_code == 0
     assert "complete: step 100, pytorch" in result.output
     assert "newer, broken: step 200" in result.output
+
+
+def test_a_checkpoint_with_a_huge_pickle_is_complete_by_its_checksum(tmp_path: Path) -> None:
+    samples = pickle.dumps({"seen": list(range(1_010_000))}, 2)
+    path = tmp_path / "step_3.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", samples)
+        archive.writestr("a/version", b"3\n")
+    found = verify(settle(path))
+    assert (found["status"], found["step"]) == ("complete", 3)

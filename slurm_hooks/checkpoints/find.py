@@ -25,6 +25,7 @@ from slurm_hooks.checkpoints import (
     megatron,
     orbax,
     parts,
+    ranks,
     safetensors,
 )
 from slurm_hooks.checkpoints.reading import (
@@ -32,6 +33,7 @@ from slurm_hooks.checkpoints.reading import (
     Limits,
     Listing,
     Reader,
+    plain_name,
     step_of,
 )
 from slurm_hooks.checkpoints.verdict import (
@@ -180,13 +182,36 @@ def _whole_folder(listing: Listing, reader: Reader) -> Candidate | None:
 
 
 def _files(listing: Listing, reader: Reader) -> list[Candidate]:
-    found = []
+    ours: dict[tuple[int, int], str] = {}
     for name, status in listing.files.items():
-        beside = f"{name}{_DIGEST}" in listing.files
-        plain = name[: TEMPORARY.search(name).start()] if TEMPORARY.search(name) else name  # type: ignore[union-attr]
-        if beside or parts.format_of(plain) or _json_with_step(plain):
-            found.append(_file(listing.path / name, status.st_mtime, reader, has_digest=beside))
+        plain = plain_name(name)
+        if f"{name}{_DIGEST}" in listing.files or parts.format_of(plain) or _json_with_step(plain):
+            # Of a file and links to it, such as `latest.pt`, the name that tells the step.
+            identity = (status.st_dev, status.st_ino)
+            if identity not in ours or step_of(ours[identity]) is None:
+                ours[identity] = name
+    grouped = ranks.groups(ours.values())
+    members = {name for group in grouped.values() for name in group.names.values()}
+    found = [_group(listing, common, group, reader) for common, group in grouped.items()]
+    for name in ours.values():
+        if name not in members:
+            modified, beside = listing.files[name].st_mtime, f"{name}{_DIGEST}" in listing.files
+            found.append(_file(listing.path / name, modified, reader, has_digest=beside))
     return found
+
+
+def _group(listing: Listing, common: str, group: ranks.Group, reader: Reader) -> Candidate:
+    def judge() -> Judged:
+        parts.need_all(group.names, group.count, "rank")
+        return parts.together(
+            parts.judge_file(
+                listing.path / name, reader, has_digest=f"{name}{_DIGEST}" in listing.files
+            )
+            for name in group.names.values()
+        )
+
+    modified = max(listing.files[name].st_mtime for name in group.names.values())
+    return Candidate(str(listing.path / common), "ranks", step_of(common), modified, judge)
 
 
 def _json_with_step(name: str) -> bool:
@@ -208,7 +233,7 @@ def _below(listing: Listing, reader: Reader, depth: int) -> list[Candidate]:
             break
         path = listing.path / name
         if TEMPORARY.search(name):
-            step = step_of(TEMPORARY.split(name)[0] or name)
+            step = step_of(plain_name(name))
             judge = functools.partial(_unfinished, "it bears the name of one being written")
             found.append(Candidate(str(path), "folder", step, status.st_mtime, judge))
         elif f"{name}-unfinished" in listing.files:
@@ -235,7 +260,7 @@ def _folder(listing: Listing, kind: str, reader: Reader) -> Candidate:
 def _file(path: Path, modified: float, reader: Reader, *, has_digest: bool) -> Candidate:
     judge = functools.partial(parts.judge_file, path, reader, has_digest=has_digest)
     kind = parts.format_of(path.name) or ("json" if path.suffix == ".json" else "sha256")
-    return Candidate(str(path), kind, step_of(path.name), modified, judge)
+    return Candidate(str(path), kind, step_of(plain_name(path.name)), modified, judge)
 
 
 def _beside(path: Path) -> bool:

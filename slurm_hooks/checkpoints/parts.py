@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_hooks.checkpoints import distcp, manifest, nemo, pytorch, safetensors
-from slurm_hooks.checkpoints.reading import TEMPORARY, Listing, Reader, shown
+from slurm_hooks.checkpoints.reading import TEMPORARY, Listing, Reader, plain_name, shown
 from slurm_hooks.checkpoints.verdict import Broken, Judged, NotComplete, Writing
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp", ".nemo")
@@ -59,7 +59,11 @@ def judge_folder(listing: Listing, reader: Reader, depth: int = _FOLDER_DEPTH) -
     Raises:
         NotComplete: some part does not count.
     """
-    unfinished = [name for name in (*listing.files, *listing.folders) if TEMPORARY.search(name)]
+    unfinished = [
+        name
+        for name in (*listing.files, *listing.folders)
+        if TEMPORARY.search(name) and (name in listing.folders or format_of(plain_name(name)))
+    ]
     if unfinished:
         raise Writing(f"{shown(unfinished[0])} in it is still being written")
     if manifest.is_manifest(listing, reader):

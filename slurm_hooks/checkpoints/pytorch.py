@@ -17,7 +17,7 @@ from slurm_hooks.checkpoints import pickles
 from slurm_hooks.checkpoints.reading import Reader, Source, whole
 from slurm_hooks.checkpoints.verdict import Broken, Judged, Unverified
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pth.tar")
 
 PICKLE_BYTES = 64 << 20
 """Largest pickle followed. Tensors lie beside it, so a large model's has a few megabytes."""
@@ -105,8 +105,13 @@ def _judge_zip(source: Source, reader: Reader) -> tuple[Judged, Any]:
     if pickled[0].file_size > PICKLE_BYTES:
         raise Unverified(f"{source.name} has a pickle of {pickled[0].file_size} bytes")
     content = _content(source, pickled[0])
+    found: Any = None
+    notes: tuple[str, ...] = ()
     try:
         found = pickles.read(content)
+    except Unverified as error:
+        # Its CRC is right, so nothing is lost of it; only its step stays unknown.
+        notes = (f"{source.name}: {error}",)
     except Broken as error:
         raise Broken(f"{source.name}: {error}") from error
     prefix = pickled[0].filename[: -len("data.pkl")]
@@ -116,7 +121,7 @@ def _judge_zip(source: Source, reader: Reader) -> tuple[Judged, Any]:
             _content_checked(source, item)
     else:
         source.refuse_holes()
-    return Judged(step_in(found), contents=reader.deep), found
+    return Judged(step_in(found), reader.deep, notes), found
 
 
 def _members(source: Source) -> list[zipfile.ZipInfo]:

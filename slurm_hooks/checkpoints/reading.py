@@ -36,7 +36,7 @@ TEMPORARY = re.compile(
       | [-_.~](tmp|temp|part|partial|incomplete|inprogress|unfinished|writing)([-_.~]|\d|$)
       | \.orbax-checkpoint-tmp
       | ~$ | ^\.\#
-      | ^\..+\.[A-Za-z0-9]{6}$             # rsync's name of a file under way
+      | ^\..+\.(?-i:(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{6})$  # rsync's name of a file under way
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -336,6 +336,14 @@ def shown(name: str) -> str:
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     printable = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return printable if len(printable) <= 120 else printable[:119] + "…"
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what marks it as temporary: ``step_5.pt`` of ``step_5.pt.tmp``."""
+    by_rsync = re.fullmatch(r"\.(.+)\.[A-Za-z0-9]{6}", name) if TEMPORARY.search(name) else None
+    if by_rsync:
+        return by_rsync[1]
+    return re.sub(r"\.{2,}", ".", TEMPORARY.sub(".", name)).strip(".") or name
 
 
 def step_of(name: str) -> int | None:
