@@ -302,6 +302,40 @@ def test_one_step_given_by_its_own_path_is_judged_by_itself(tmp_path: Path) -> N
     assert verify(orbax(tmp_path / "o") / "200")["step"] == 200
 
 
+def test_megatrons_distributed_checkpoints_need_every_shard(tmp_path: Path) -> None:
+    for iteration in (100, 200):
+        folder = put("dcp", tmp_path / f"iter_{iteration:07}")
+        put("megatron_rank.pt", folder / "common.pt")
+        write(folder / "metadata.json", b'{"sharded_backend": "torch_dist"}')
+    write(tmp_path / "latest_checkpointed_iteration.txt", b"200")
+    assert verify(tmp_path)["step"] == 200
+    truncate(tmp_path / "iter_0000200/__0_0.distcp", 0.9)
+    assert verify(tmp_path)["step"] == 100
+
+
+def test_a_trainers_checkpoint_with_deepspeed_in_it_needs_all_its_ranks(tmp_path: Path) -> None:
+    for step in (100, 200):
+        folder = put("sharded", tmp_path / f"checkpoint-{step}")
+        deepspeed(folder, step, latest=step)
+        write(folder / "trainer_state.json", json.dumps({"global_step": step}).encode())
+    assert verify(tmp_path)["step"] == 200
+    (tmp_path / "checkpoint-200" / SHARD).unlink()
+    found = verify(tmp_path)
+    assert (found["step"], found["passed_over"][0]["state"]) == (100, "broken")
+
+
+def test_a_lost_last_rank_is_known_by_the_sizes_that_the_others_saved(tmp_path: Path) -> None:
+    top = megatron(tmp_path, 100, tracked=100)
+    shutil.rmtree(top / "iter_0000100/mp_rank_01")
+    assert "rank 1 of 2" in verify(top)["passed_over"][0]["why"]
+
+
+def test_a_tracker_that_names_nothing_there_is_told(tmp_path: Path) -> None:
+    found = verify(megatron(tmp_path, 100, tracked=300))
+    assert found["step"] == 100
+    assert "not there" in found["passed_over"][0]["why"]
+
+
 def test_a_distributed_checkpoint_needs_its_metadata_and_every_byte_of_its_shards(
     tmp_path: Path,
 ) -> None:

@@ -1,7 +1,6 @@
 """Make the samples beside this file with the real libraries, so that tests need none of them.
 
-python3 -m venv env && env/bin/pip install torch==2.13.0 safetensors numpy jax orbax-checkpoint
-env/bin/python tests/data/checkpoints/make.py
+pip install '.[test-torch]' && python tests/data/checkpoints/make.py
 """
 
 from __future__ import annotations
