@@ -302,7 +302,11 @@ def test_a_mistake_in_a_comment_is_in_the_record_for_its_owner(node: Node) -> No
 def test_only_the_batch_host_reads_a_jobs_files(tmp_path: Path, home: Path) -> None:
     shutil.copyfile(SAMPLES / "zip.pt", home / "step_100.pt")
     other = watching(Node(tmp_path, name="n2"))
-    assert codes(epilog(other, f"recovery=requeue,checkpoint={home}")) == {}
+    comment = f"recovery=requeue,checkpoint={home}"
+    assert codes(epilog(other, comment)) == {}
+    other.run("prolog", **{**job(comment=comment), "SLURM_JOB_UID": str(NOBODY)})
+    kept = other.buffer.rglob("checkpoint.json")
+    assert [json.loads(path.read_text())["jobs"] for path in kept] in ([], [[]])
 
 
 @as_root
