@@ -419,6 +419,14 @@ def test_a_plain_document_with_its_own_sha256_is_checked(tmp_path: Path) -> None
     assert verify(tmp_path)["step"] == 10
 
 
+def test_a_document_that_only_points_to_a_checkpoint_is_none(tmp_path: Path) -> None:
+    write(tmp_path / "step-10.json", document_with_digest(10))
+    write(tmp_path / "latest_checkpoint.json", b'{"step": 99}')
+    found = verify(tmp_path)
+    assert (found["step"], found["passed_over"]) == (10, [])
+    assert verify(tmp_path / "latest_checkpoint.json")["status"] == "unverified"
+
+
 def test_a_file_with_a_sha256_beside_it_is_checked(tmp_path: Path) -> None:
     for step in (10, 20):
         path = write(tmp_path / f"state-step{step}.npz", b"arrays" * step)

@@ -147,6 +147,9 @@ def _judged(candidate: Candidate, reader: Reader, failed_at: float | None) -> Ch
 
 
 def _newest_first(candidates: list[Candidate]) -> list[Candidate]:
+    if any(candidate.step is not None for candidate in candidates):
+        # Beside checkpoints whose names tell their steps, a document without one is a pointer.
+        candidates = [item for item in candidates if item.step is not None or item.format != "json"]
     if all(candidate.step is not None for candidate in candidates):
         return sorted(candidates, key=lambda item: (item.step or 0, item.modified), reverse=True)
     return sorted(candidates, key=lambda item: item.modified, reverse=True)

@@ -39,7 +39,7 @@ def judge_file(path: Path, reader: Reader, *, has_digest: bool = False) -> Judge
         raise Writing(f"{shown(path.name)} bears the name of a file being written")
     compared = has_digest and manifest.judge_beside(path, reader)
     if path.suffix == ".json":
-        found = manifest.judge_json(path, reader)
+        found = manifest.judge_json(path, reader, vouched=compared)
     elif format_of(path.name) is None:
         found = Judged()
     else:
