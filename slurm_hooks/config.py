@@ -112,6 +112,14 @@ class KernelLogProbe:
 
 
 @dataclass(frozen=True)
+class CheckpointProbe:
+    """The checkpoint probe: looks at opted-in jobs' checkpoints and progress, as their users."""
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 10.0
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -128,6 +136,7 @@ class Probes:
 
     nvml: NvmlProbe = field(default_factory=NvmlProbe)
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
+    checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
 
 
 @dataclass(frozen=True)
