@@ -1,0 +1,96 @@
+"""Take off what dmesg, journald and syslog write before a kernel message, and read its time.
+
+    >>> undress("Dec  2 05:31:37 n3 kernel: [ 123.456789] NVRM: loading").text
+    'NVRM: loading'
+
+A message is believed to be the kernel's if it stands where a kernel message stands: behind a
+``kernel:`` tag or a bare dmesg prefix. Behind any other tag the whole line is returned, so that
+``ann: NVRM: Xid …``, which Ann logged, does not begin like a driver's line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+_TAG = re.compile(r"(?P<before>(?:\S*[^:\s] +){1,8})kernel(?:\[\d+\])?: ")
+"""``Dec  2 05:31:37 n3 kernel: ``; no word before the tag ends in a colon, or it were the tag."""
+
+_LEVEL = re.compile(r"<\d{1,3}>|[a-z]+ *:[a-z]+ *: ")
+"""``<4>`` of dmesg -r, ``kern  :err   : `` of dmesg -x."""
+
+_UPTIME = re.compile(r"\[ *(?P<uptime>\d{1,10}\.\d{1,9})\] ?")
+_CALLER = re.compile(r"\[ *[TC]\d{1,7}\] ?")
+"""``[ T1234]``: CONFIG_PRINTK_CALLER's thread or processor."""
+
+_BRACKET_DATE = re.compile(
+    r"\[(?P<date>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ?"
+)
+"""``[Wed Dec  2 05:31:37 2026] `` of dmesg -T, in the node's own time zone."""
+
+_ISO = re.compile(
+    r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?\b ?"
+)
+
+
+@dataclass(frozen=True)
+class Undressed:
+    """A message and its time: ``seconds`` since the epoch, or ``uptime`` since some boot."""
+
+    text: str
+    seconds: float | None = None
+    uptime: float | None = None
+
+
+def undress(line: str) -> Undressed:
+    """Return the message of a text log's line without its prefix; unknown prefixes stay."""
+    rest, seconds = line, None
+    tag = _TAG.match(rest)
+    if tag:
+        iso = _ISO.search(tag["before"])
+        seconds = _iso_seconds(iso) if iso else None
+        rest = rest[tag.end() :]
+    level = _LEVEL.match(rest)
+    if level:
+        rest = rest[level.end() :]
+    for pattern in (_BRACKET_DATE, _ISO):
+        stamp = pattern.match(rest)
+        if stamp and not tag:
+            seconds = _bracket_seconds(stamp) if pattern is _BRACKET_DATE else _iso_seconds(stamp)
+            rest = rest[stamp.end() :]
+    uptime = _UPTIME.match(rest)
+    if uptime:
+        rest = rest[uptime.end() :]
+        # journalctl -o short-monotonic has host and tag behind the stamp.
+        tag = tag or re.match(r"\S*[^:\s] kernel: ", rest)
+        if tag and tag.string is rest:
+            rest = rest[tag.end() :]
+    caller = _CALLER.match(rest)
+    if caller:
+        rest = rest[caller.end() :]
+    return Undressed(rest, seconds, float(uptime["uptime"]) if uptime else None)
+
+
+def _iso_seconds(match: re.Match[str]) -> float | None:
+    """Seconds of an ISO time; one without a zone is the node's own time."""
+    zone = match["zone"] or ""
+    fraction = re.search(r"[.,]\d+", match["iso"])
+    whole = match["iso"][:19].replace("T", " ")
+    if zone == "Z":
+        zone = "+0000"
+    try:
+        moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S")
+        if zone:
+            moment = datetime.strptime(f"{whole}{zone.replace(':', '')}", "%Y-%m-%d %H:%M:%S%z")
+        base = moment.timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return base + (float(f"0.{fraction[0][1:]}") if fraction else 0.0)
+
+
+def _bracket_seconds(match: re.Match[str]) -> float | None:
+    try:
+        return datetime.strptime(match["date"], "%a %b %d %H:%M:%S %Y").timestamp()
+    except (ValueError, OverflowError):
+        return None
