@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from slurm_hooks import catalog
 from slurm_hooks.catalog import kernel_lines, xid
-from slurm_hooks.catalog.kernel_lines import CODES, parse_kernel_lines
+from slurm_hooks.catalog.kernel_lines import parse_kernel_lines
 from slurm_hooks.catalog.kernel_prefix import undress
+from slurm_hooks.probes.kernel_log import CODES
 from slurm_hooks.record import Finding
 
 PREFIXES = (

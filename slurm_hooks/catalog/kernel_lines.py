@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_hooks.catalog.kernel_fact import Fact, KernelLine, fold
+from slurm_hooks.catalog.kernel_fact import Fact, fold
+from slurm_hooks.catalog.kernel_line import KernelLine
 from slurm_hooks.catalog.kernel_prefix import undress
 from slurm_hooks.catalog.oom_facts import oom_facts
 from slurm_hooks.catalog.xid import canonical_pci
@@ -27,61 +28,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-CODES = (
-    "fabric.cable_fault",
-    "fabric.link_down",
-    "fabric.nic_failed",
-    "fabric.nic_hot",
-    "fabric.nic_slow_slot",
-    "gpu.api_mismatch",
-    "gpu.application_fault",
-    "gpu.driver_assertion",
-    "gpu.driver_stuck",
-    "gpu.ecc_contained",
-    "gpu.ecc_double_bit",
-    "gpu.ecc_uncontained",
-    "gpu.engine_error",
-    "gpu.fell_off_bus",
-    "gpu.gsp_timeout",
-    "gpu.hardware_error",
-    "gpu.hardware_suspect",
-    "gpu.init_failed",
-    "gpu.nvlink_error",
-    "gpu.nvlink_nonfatal",
-    "gpu.nvlink_peer_error",
-    "gpu.recovery_action",
-    "gpu.reset_wanted",
-    "gpu.row_remap_failed",
-    "gpu.row_remap_pending",
-    "gpu.xid_cascade",
-    "gpu.xid_information",
-    "gpu.xid_unknown",
-    "host.cgroup_out_of_memory",
-    "host.cpu_stuck",
-    "host.cpu_throttled",
-    "host.error_corrected",
-    "host.hung_task",
-    "host.kernel_oops",
-    "host.machine_check",
-    "host.memory_error",
-    "host.out_of_memory",
-    "host.pcie_corrected",
-    "host.pcie_fatal",
-    "host.pcie_nonfatal",
-    "job.out_of_memory",
-    "kernel_log.lost",
-    "kernel_log.more",
-    "kernel_log.old",
-    "kernel_log.skipped",
-    "nvswitch.fatal_error",
-    "nvswitch.nonfatal_error",
-    "storage.client_evicted",
-    "storage.disk_error",
-    "storage.filesystem_error",
-    "storage.server_silent",
-)
-"""Every code that the kernel's lines, or the reading of them, can become."""
 
 _TRIGGERS = ("NVRM", "nvswitch", "oom-kill", "of memory", "as a result of limit of", "[nvidia")
 """What the lines of the modules above, and a stack that is inside the driver, contain."""

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from slurm_hooks.catalog.kernel_fact import Fact, KernelLine
+from slurm_hooks.catalog.kernel_fact import Fact
+from slurm_hooks.catalog.kernel_line import KernelLine
 
 _SUMMARY = re.compile(
     r"oom-kill:constraint=CONSTRAINT_\w+,.*?"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slurm_hooks.catalog.xid import canonical_pci
-
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
 
 _GPUS_LIMIT = 128
@@ -26,6 +24,8 @@ def read_minors(gpus: Path = PROC_GPUS) -> dict[str, int]:
         folders = sorted(gpus.iterdir())
     except OSError:
         return {}
+    from slurm_hooks.catalog.xid import canonical_pci  # only where there is a driver to ask
+
     for folder in folders[:_GPUS_LIMIT]:
         if not _ADDRESS.fullmatch(folder.name):
             continue

@@ -15,15 +15,68 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_hooks import catalog
-from slurm_hooks.catalog.kernel_fact import KernelLine
-from slurm_hooks.catalog.kernel_lines import CODES, parse_kernel_lines
-from slurm_hooks.catalog.kernel_prefix import undress
+from slurm_hooks.catalog.kernel_line import KernelLine
 from slurm_hooks.context import HookContext, boot_id
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.probes.gpu_minors import read_minors
 from slurm_hooks.probes.kmsg import KMSG_DEVICE, read_ring, reader
 from slurm_hooks.probes.log_tail import is_cursor, is_plain_log, open_log, read_tail
 from slurm_hooks.record import SEVERITIES, Finding
+
+CODES = (
+    "fabric.cable_fault",
+    "fabric.link_down",
+    "fabric.nic_failed",
+    "fabric.nic_hot",
+    "fabric.nic_slow_slot",
+    "gpu.api_mismatch",
+    "gpu.application_fault",
+    "gpu.driver_assertion",
+    "gpu.driver_stuck",
+    "gpu.ecc_contained",
+    "gpu.ecc_double_bit",
+    "gpu.ecc_uncontained",
+    "gpu.engine_error",
+    "gpu.fell_off_bus",
+    "gpu.gsp_timeout",
+    "gpu.hardware_error",
+    "gpu.hardware_suspect",
+    "gpu.init_failed",
+    "gpu.nvlink_error",
+    "gpu.nvlink_nonfatal",
+    "gpu.nvlink_peer_error",
+    "gpu.recovery_action",
+    "gpu.reset_wanted",
+    "gpu.row_remap_failed",
+    "gpu.row_remap_pending",
+    "gpu.xid_cascade",
+    "gpu.xid_information",
+    "gpu.xid_unknown",
+    "host.cgroup_out_of_memory",
+    "host.cpu_stuck",
+    "host.cpu_throttled",
+    "host.error_corrected",
+    "host.hung_task",
+    "host.kernel_oops",
+    "host.machine_check",
+    "host.memory_error",
+    "host.out_of_memory",
+    "host.pcie_corrected",
+    "host.pcie_fatal",
+    "host.pcie_nonfatal",
+    "job.out_of_memory",
+    "kernel_log.lost",
+    "kernel_log.more",
+    "kernel_log.old",
+    "kernel_log.skipped",
+    "nvswitch.fatal_error",
+    "nvswitch.nonfatal_error",
+    "storage.client_evicted",
+    "storage.disk_error",
+    "storage.filesystem_error",
+    "storage.server_silent",
+)
+"""Every code that the kernel's lines, or the reading of them, can become."""
 
 FIRST_LOOK_SECONDS = 3600.0
 """How far back the first look on a node believes a fault to be of today. A node that was up for
@@ -73,7 +126,7 @@ def look(given: Look) -> Seen:
         os.close(descriptor)
     boot = boot_id()
     minors = given.state.get("minors") if given.state.get("boot") == boot else None
-    findings = parse_kernel_lines(read.new, minors)
+    findings = _parse(read.new, minors)
     if minors is None:
         # Reading them can hang where a GPU is sick: then this boot goes without.
         minors = {} if any(map(_is_sick_gpu, findings)) else read_minors() or None
@@ -113,6 +166,8 @@ def _read_file(descriptor: int, path: str, state: Mapping[str, Any], max_bytes: 
     tail = read_tail(descriptor, path, cursor, max_bytes)
     lines: list[KernelLine] = []
     banner = 0
+    if tail.lines:
+        from slurm_hooks.catalog.kernel_prefix import undress  # as in _parse
     for key, raw in tail.lines:
         message = undress(raw.decode("utf-8", "replace"), now)
         seconds = message.seconds
@@ -152,7 +207,7 @@ def _split(lines: Iterable[KernelLine], oldest: float) -> tuple[list[KernelLine]
 
 def _old(lines: Sequence[KernelLine]) -> list[Finding]:
     """One information on faults that count for nothing now, the gravest quoted; or nothing."""
-    findings = [one for one in parse_kernel_lines(lines) if one.severity != "info"]
+    findings = [one for one in _parse(lines) if one.severity != "info"]
     if not findings:
         return []
     gravest = sorted(findings, key=lambda one: SEVERITIES.index(one.severity), reverse=True)
@@ -164,6 +219,15 @@ def _old(lines: Sequence[KernelLine]) -> list[Finding]:
             count=sum(one.count for one in findings),
         )
     ]
+
+
+def _parse(lines: Sequence[KernelLine], minors: Mapping[str, int] | None = None) -> list[Finding]:
+    """The parser's findings; it is loaded (some 20 ms) only where there is something to parse."""
+    if not lines:
+        return []
+    from slurm_hooks.catalog.kernel_lines import parse_kernel_lines
+
+    return parse_kernel_lines(lines, minors)
 
 
 def _is_sick_gpu(finding: Finding) -> bool:
