@@ -89,10 +89,10 @@ gpu.application_fault  warning  13, pid=1, name=x, Graphics Exception
 gpu.hardware_suspect   warning  31, pid=1, name=x, MMU Fault: ENGINE HOST UNRECOGNIZED_CLIENT
 gpu.xid_cascade        info     45, pid=1, name=x, Ch 1
 gpu.xid_cascade        info     45, pid=1, name=x, Ch 1 caused by previous Xid 149
-gpu.row_remap_failed   fatal    64, Row Remapper Error
+gpu.remap_failed   fatal    64, Row Remapper Error
 gpu.gsp_timeout        fatal    119, pid=1, name=x, Timeout after 6s of waiting for RPC response
 gpu.recovery_action fatal 154, recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
-gpu.recovery_action    fault    154, GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)
+gpu.drain_p2p          warning  154, GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)
 gpu.recovery_action fault 154, GPU recovery action changed from 0x0 (None) to 0x9 (Words To Come)
 """
 
@@ -224,8 +224,8 @@ host.error_corrected     EDAC MC3: 8 CE memory read error on CPU_SrcID#0
 host.memory_error        Memory failure: 0x12345: recovery action for dirty LRU page: Recovered
 gpu.init_failed          NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x65:1474)
 gpu.driver_assertion     NVRM: nvAssertFailedNoLog: Assertion failed: pGpu != NULL @ gpu.c:12
-gpu.api_mismatch         NVRM: API mismatch: the client has the version 570.1, but
-gpu.reset_wanted NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed! [NV_ERR_RESET_REQUIRED]
+gpu.driver_mismatch         NVRM: API mismatch: the client has the version 570.1, but
+gpu.reset_required NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed! [NV_ERR_RESET_REQUIRED]
 host.hung_task           INFO: task python3:4711 blocked for more than 120 seconds.
 host.cpu_stuck           watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:123]
 host.cpu_stuck           rcu: INFO: rcu_preempt self-detected stall on CPU

@@ -100,7 +100,8 @@ def _fact(code: str, match: re.Match[str], line: KernelLine) -> Fact:
     pci = groups.pop("pci", None)
     if pci and re.fullmatch(r"[0-9a-f]{4,8}(:[0-9a-f]{2}){2}(\.[0-9a-f])?", pci):
         about["pci"] = canonical_pci(pci)
-    details = {"gpu": about.get("pci", "?"), **groups}
+    label = f"GPU {about['pci']}" if "pci" in about else "A GPU"
+    details = {"gpu": about.get("pci", "?"), "label": label, **groups}
     return Fact(code, line, tag=groups.get("why", ""), about=about, details=details)
 
 
@@ -108,7 +109,8 @@ def _with_minor(fact: Fact, minors: Mapping[str, int]) -> Fact:
     minor = minors.get(fact.pci or "")
     if minor is None:
         return fact
-    return replace(fact, about={**fact.about, "gpu": minor}, details={**fact.details, "gpu": minor})
+    named = {"gpu": minor, "label": f"GPU {minor}"}
+    return replace(fact, about={**fact.about, "gpu": minor}, details={**fact.details, **named})
 
 
 @functools.cache

@@ -25,13 +25,16 @@ _SAME_EVENT_SECONDS = 12.0
 
 _RECOVERY = {
     "none": None,
-    "gpu reset required": ("fatal", "reset_gpu"),
-    "node reboot required": ("fatal", "reset_node"),
-    "drain p2p": ("fault", "reset_gpu"),
-    "drain and reset": ("fatal", "reset_gpu"),
-    "recover imex domain": ("fault", "restart_imex"),
+    "gpu reset required": ("gpu.recovery_action", "fatal", "reset_gpu"),
+    "node reboot required": ("gpu.recovery_action", "fatal", "reset_node"),
+    "drain p2p": ("gpu.drain_p2p", None, None),
+    "drain and reset": ("gpu.recovery_action", "fatal", "reset_gpu"),
+    "recover imex domain": ("gpu.recover_imex_domain", None, None),
 }
-"""Xid 154's words (gpu.c of NVIDIA's open driver 595.45.04): severity and what mends it."""
+"""Xid 154's words (gpu.c of NVIDIA's open driver 595.45.04): code, and where the code's own do not
+hold, severity and what mends it."""
+
+_UNKNOWN_RECOVERY = ("gpu.recovery_action", "fault", "contact_support")
 
 _UNCONTAINED = frozenset({"64", "95", "140", "172"})
 
@@ -133,11 +136,11 @@ def _nvlink(detail: xid.NvlinkDetail) -> tuple[str, str | None]:
 
 def _recovery_fact(event: xid.XidEvent, line: KernelLine) -> list[Fact]:
     words = event.recovery or "not readable"
-    asked = _RECOVERY.get(words.lower(), ("fault", "contact_support"))
+    asked = _RECOVERY.get(words.lower(), _UNKNOWN_RECOVERY)
     if asked is None:
         return []
-    severity, resolution = asked
-    fact = _gpu_fact("gpu.recovery_action", line, event.pci, tag=words, resolution=resolution)
+    code, severity, resolution = asked
+    fact = _gpu_fact(code, line, event.pci, tag=words, resolution=resolution)
     return [replace(fact, severity=severity, details={**fact.details, "action": words})]
 
 
@@ -157,7 +160,7 @@ def _gpu_fact(
         tag=tag,
         resolution=resolution,
         about={"pci": pci, **about},
-        details={"gpu": pci, "xid": tag, "meaning": meaning},
+        details={"gpu": pci, "label": f"GPU {pci}", "xid": tag, "meaning": meaning},
     )
 
 
