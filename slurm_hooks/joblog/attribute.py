@@ -59,7 +59,7 @@ class Surroundings:
 
 def attribute(events: Sequence[Event], around: Surroundings, catalogue: Catalogue) -> Cause:
     """Return the cause that ``events`` (in order of time) tell."""
-    events = _without_chained(events)
+    events = _unhandled(_without_chained(events))
     counts = Counter(event.signature.id for event in events)
     counts.update(around.repeats)
     places = _Places(events, around)
@@ -183,6 +183,12 @@ def _without_chained(events: Sequence[Event]) -> list[Event]:
             last[writer] = len(kept)
         kept.append(event)
     return kept
+
+
+def _unhandled(events: Sequence[Event]) -> Sequence[Event]:
+    """Drop exceptions that the program says it goes on after, if any other failure is there."""
+    left = [event for event in events if event.trace is None or not event.trace.handled]
+    return left if any(event.signature.role == "root" for event in left) else events
 
 
 def _everyday(event: Event) -> bool:
@@ -341,9 +347,11 @@ def _same_failure(first: Event, later: Event) -> bool:
 
 
 def _fabric(events: Sequence[Event], places: _Places) -> Cause:
-    own = next((event for event in events if event.signature.blame == "reporter"), None)
-    if own is not None:
-        return _cause(own, (_reporter(own, places),))
+    own = [event for event in events if event.signature.blame == "reporter"]
+    if own:
+        # A port that fails on one host is that host's; on many, the switch's or the whole net's.
+        one_host = len({event.line.host for event in own}) == 1
+        return _cause(own[0], (_reporter(own[0], places),) if one_host else ())
     pairs = [event for event in events if "peer" in event.captures and event.line.host]
     partners: dict[str, set[str]] = {}
     for event in pairs:

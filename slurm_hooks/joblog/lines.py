@@ -44,7 +44,8 @@ _PREFIXES = tuple(
         r"\[?(?P<iso>\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)"
         r"(?:Z| ?[+-]\d\d:?\d\d)?\]?:?\s+(?:- )?",
         r"\[\s*(?P<uptime>\d{1,9}\.\d{6})\]\s",
-        r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]\s",
+        r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]?:?\s*",
+        r"std(?:err|out): ",
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=[\w./-]+(?:\[\d+\])?:\s)",
         r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?\s+",
         r"(?P<host>[\w.-]+) kernel:\s",
@@ -53,7 +54,7 @@ _PREFIXES = tuple(
 )
 
 _TORCHRUN_RANK = re.compile(r"\bRank (?P<rank>\d{1,6})\]")
-_NCCL = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[(?P<gpu>\d+)\] ")
+_NCCL = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*)(?::\d+:\d+)? \[(?P<gpu>\d+)\] ")
 _ROUNDS = 6
 """Most prefixes taken off one line: label, pod, time, level and rank together are five."""
 

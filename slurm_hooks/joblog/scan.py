@@ -193,7 +193,7 @@ def _exceptions(
         if trace.exception is None:
             continue
         start = trace.exception.offset - piece.offset
-        if trace.harmless:
+        if trace.teardown:
             yield start, None
             continue
         event = found.get(start)

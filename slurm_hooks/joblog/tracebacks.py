@@ -21,9 +21,12 @@ _LINE_BYTES = 2_048
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\[[\w, ]+\])?(?::(?: |$)|$)")
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line \d+')
 _BOX = ("│", "╭", "╰", "|", "+-", "^", "~")
+_TEARDOWN = re.compile(
+    r"Exception ignored in|Error in atexit|Error in sys\.excepthook|Logging error"
+)
 _HANDLED = re.compile(
-    r"(?i)exception ignored in|error in atexit|\bwarn(?:ing)?\b|retrying|will retry|skipping"
-    r"|ignoring|fall(?:ing)? ?back|non-fatal|Logging error"
+    r"(?i)(?=.*(?:error|exception|fail|could not|unable|couldn.t))"
+    r".*(?:\bwarn(?:ing)?\b|retrying|will retry|skipping|ignoring|fall(?:ing)? ?back|non-fatal)"
 )
 _CAUSE = ("The above exception was the direct cause", "During handling of the above exception")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
@@ -34,14 +37,16 @@ class Traceback:
     """One traceback: its header's offset, its last line, and what stands around it.
 
     ``chained`` says that it was raised from the traceback before it by the same writer;
-    ``harmless`` that the program says it goes on. ``in_library`` is where the last frame is, None
+    ``teardown`` that the interpreter prints it while it throws it away, ``handled`` that the
+    program says it goes on. ``in_library`` is where the last frame is, None
     where no frame was seen.
     """
 
     offset: int
     exception: Line | None
     chained: bool
-    harmless: bool
+    teardown: bool
+    handled: bool
     in_library: bool | None
 
 
@@ -54,6 +59,10 @@ def walk(piece: Piece, headers: Sequence[int], source: str) -> Iterator[Tracebac
 def _one(piece: Piece, header: int, source: str) -> Traceback:
     data = piece.data
     end = _line_end(data, header)
+    # Behind a progress bar that did not end its line, the rank's own prefix stands in the middle.
+    label = data.find(b"[rank", header, end)
+    if 0 <= label and b"Traceback" in data[label:end]:
+        header = label
     first = parse(
         data[header : min(end, header + _LINE_BYTES)], piece.offset + header, None, source
     )
@@ -82,7 +91,8 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         offset=piece.offset + header,
         exception=exception,
         chained=any(text in before for text in _CAUSE),
-        harmless=bool(_HANDLED.search(before) or _HANDLED.search(first.text)),
+        teardown=bool(_TEARDOWN.search(before)),
+        handled=bool(_HANDLED.search(before) or _HANDLED.search(first.text)),
         in_library=any(part in frame["file"] for part in _LIBRARY) if frame else None,
     )
 
