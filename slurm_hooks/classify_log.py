@@ -15,7 +15,7 @@ from slurm_hooks.joblog.read import Limits
 from slurm_hooks.joblog.signatures import SignatureError
 from slurm_hooks.joblog.verdict import Verdict, classify
 
-LIMITS = Limits(whole=64 << 20, count=1 << 30)
+LIMITS = Limits(whole=32 << 20, count=1 << 30)
 """By hand, a file of this size is read whole; a larger one at its ends."""
 
 WIDTH = 80

@@ -36,10 +36,9 @@ BLAMES = ("none", "reporter", "named", "peer", "lonely", "rank")
 peer that most partners name; the node that is alone in showing it; the ranks captured in it."""
 
 ANCHORS = (
-    *("rror", "xception", "Traceback", "NCCL WARN", "atchdog", "enqueued", "exit", "illed"),
-    *("ailed", "signal", "core dumped", "o space left", "tale file", "quota exc", "not found"),
-    *("o such file", "No module named", "what():  ", "heartbeat", "FATAL", "ERROR", "Xid"),
-    *("topping train", "GPU is lost", "fallen off"),
+    *("rror", "xception", "Traceback", "NCCL WARN", "atchdog", "exit", "illed", "ailed"),
+    *("signal", "core dumped", "o space left", "quota exc", "not found", "o such file"),
+    *("what():  ", "ERROR", "NVRM: ", "topping train", "GPU is lost"),
 )
 """Strings of which one is in every line that a signature of ours is meant for.
 

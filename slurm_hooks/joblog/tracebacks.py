@@ -61,7 +61,7 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
     end = _line_end(data, header)
     # Behind a progress bar that did not end its line, the rank's own prefix stands in the middle.
     label = data.find(b"[rank", header, end)
-    if 0 <= label and b"Traceback" in data[label:end]:
+    if label >= 0 and b"Traceback" in data[label:end]:
         header = label
     first = parse(
         data[header : min(end, header + _LINE_BYTES)], piece.offset + header, None, source

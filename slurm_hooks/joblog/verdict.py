@@ -10,7 +10,7 @@ Owns the order of events over files, and which of them are near enough to the en
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,13 @@ _GONE_ON_MARKS = 30
 amounts may be a buffer that a dying process wrote out at its end (8 KiB each for C and Python)."""
 
 _ADDRESS = re.compile(
-    rb"(?m)([\w.-]+):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap|NET/\w+) ?: Using [^\n]*?"
+    rb"([\w.-]+):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap|NET/\w+) ?: Using [^\n]*?"
     rb"[\w.-]+:(\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})<\d+>"
 )
+
+_ADDRESS_MARK = b": Using "
+_ADDRESS_LINE_BYTES = 400
+_ADDRESSES_LIMIT = 20_000
 
 _TEXT_LIMIT = 1_000
 
@@ -126,10 +130,22 @@ def _look(read: Excerpt, catalogue: Catalogue) -> _Found:
             all_echo = (
                 bool(current) and len(read.pieces) > 1 and _no_progress_before(current, piece)
             )
-        if b"NCCL INFO" in piece.data:
-            for host, address in _ADDRESS.findall(piece.data):
-                addresses.setdefault(address.decode(), host.decode())
+        for host, address in _addresses(piece.data):
+            addresses.setdefault(address, host)
     return _Found(events, repeats, nan_line, addresses, all_echo)
+
+
+def _addresses(data: bytes) -> Iterator[tuple[str, str]]:
+    """Hosts and IP addresses, as each process of NCCL prints its own when it starts."""
+    at = data.find(_ADDRESS_MARK)
+    for _ in range(_ADDRESSES_LIMIT):
+        if at < 0:
+            break
+        start = data.rfind(b"\n", max(0, at - _ADDRESS_LINE_BYTES), at) + 1
+        found = _ADDRESS.search(data, start, at + _ADDRESS_LINE_BYTES)
+        if found:
+            yield found[1].decode(), found[2].decode()
+        at = data.find(_ADDRESS_MARK, at + 1)
 
 
 def _near_the_end(events: Sequence[Event], piece: Piece) -> Sequence[Event]:
