@@ -7,13 +7,13 @@ broken one is an error that names the line (``toml_reader``).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from slurm_hooks.toml_reader import ConfigError, read_file
+from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, salvage
 
-__all__ = ["Config", "ConfigError", "config_path", "load"]
+__all__ = ["Config", "ConfigError", "config_path", "load", "load_what_can_be_read"]
 
 DEFAULT_PATH = Path("/etc/slurm/recovery.toml")
 
@@ -41,6 +41,16 @@ class Spool:
     max_record_bytes: int = 256 * 1024
     buffer_records: int = 1000
 
+    def __post_init__(self) -> None:
+        if not 64 * 1024 <= self.max_record_bytes <= 16 * 1024 * 1024:
+            raise ValueError("max_record_bytes must be between 65536 and 16777216")
+        if not 10 <= self.buffer_records <= 100_000:
+            raise ValueError("buffer_records must be between 10 and 100000")
+
+    def buffer_of(self, node: str) -> Path:
+        """Return the node's local folder."""
+        return Path(self.buffer.replace("%n", node))
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -59,9 +69,25 @@ class Budget:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What holds for every hook."""
+    """What holds for every hook.
+
+    A finding that stays is reported again at most every ``repeat`` seconds by health checks. A
+    health check that passed within ``freshness`` seconds satisfies a prolog; 0 turns that off.
+    ``scontrol`` is its path where it is in none of the usual places. ``run`` is a folder in memory
+    that prologs tell task prologs through.
+    """
 
     budget: Budget = field(default_factory=Budget)
+    repeat: float = 3600.0
+    freshness: float = 0.0
+    scontrol: str = ""
+    run: Path = Path("/run/slurm-recovery")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.repeat <= 7 * 86_400:
+            raise ValueError("repeat must be between 0 and 604800 seconds")
+        if not 0 <= self.freshness <= 3600:
+            raise ValueError("freshness must be between 0 and 3600 seconds")
 
 
 @dataclass(frozen=True)
@@ -84,8 +110,19 @@ class KernelLogProbe:
 
 
 @dataclass(frozen=True)
+class SiteProbes:
+    """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 5.0
+    path: Path = Path("/etc/slurm/probes.d")
+
+
+@dataclass(frozen=True)
 class Probes:
     """One section for each probe."""
+
+    site: SiteProbes = field(default_factory=SiteProbes)
 
     nvml: NvmlProbe = field(default_factory=NvmlProbe)
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
@@ -180,3 +217,17 @@ def load(path: Path | None = None) -> Config:
         ConfigError: the file cannot be used; the text names file, line and key.
     """
     return read_file(Config, path or config_path())
+
+
+def load_what_can_be_read(raw: bytes, path: Path) -> tuple[Config, str | None]:
+    """Return the configuration in a file's content ``raw``, and what is wrong with it, if anything.
+
+    For hooks, which have to report a mistake to the spool that the same file names: sections
+    without a mistake hold, the others stand at their defaults, and nothing but watching is
+    configured.
+    """
+    try:
+        return read_bytes(Config, raw, path), None
+    except ConfigError as error:
+        sections = salvage(Config, raw)
+        return replace(Config(**sections), mode="monitor", grant=()), str(error)

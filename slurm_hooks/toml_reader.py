@@ -57,6 +57,15 @@ def read_file(kind: type[T], path: Path) -> T:
         return kind()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return read_bytes(kind, raw, path)
+
+
+def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:
+    """Return a file's content ``raw`` read as the dataclass ``kind``; ``path`` is for messages.
+
+    Raises:
+        ConfigError: not TOML, an unknown key, or a value of the wrong type.
+    """
     if len(raw) > SIZE_LIMIT_BYTES:
         raise ConfigError(f"{path}: larger than {SIZE_LIMIT_BYTES} bytes; is it the right file?")
     try:
@@ -98,6 +107,31 @@ def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ())
         named = re.match(r"\w+", str(error))
         key = named.group() if named and named.group() in known else ""
         raise WrongKey((*path, key) if key else path, f"{'.'.join(path)}: {error}") from error
+
+
+def salvage(kind: type[Any], raw: bytes) -> dict[str, Any]:
+    """Return the top-level values of ``kind`` that a broken file still holds, by name.
+
+    Of a file that is not TOML, what stands above the line that tomllib names is tried.
+    """
+    lines = raw[:SIZE_LIMIT_BYTES].decode("utf-8", "replace").splitlines()
+    document: dict[str, Any] = {}
+    for _attempt in range(2):
+        try:
+            document = tomllib.loads("\n".join(lines) + "\n")
+            break
+        except tomllib.TOMLDecodeError as error:
+            named = re.search(r"at line (\d+)", str(error))
+            lines = lines[: int(named.group(1)) - 1] if named else lines[:-1]
+    found = {}
+    hints = typing.get_type_hints(kind)
+    for key, value in document.items():
+        if key in hints:
+            try:
+                found[key] = _convert(hints[key], value, (key,))
+            except WrongKey:
+                continue
+    return found
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int:

@@ -1,0 +1,243 @@
+"""The gate: a node with a fatal finding drains itself, if and only if it has been told it may.
+
+Owns what permission looks like on a node (``control/effective.json`` and the slots beside it) and
+the only Slurm commands a hook ever gives: one read, one write. Every doubt leaves the gate open:
+permission absent, expired or not a trusted owner's, no free slot, Slurm silent. At most as many
+nodes as there are slots can gate at once, however many fail together. Runs in a child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_hooks.config import Config
+from slurm_hooks.record import FaultRecord, seconds_of, utc
+from slurm_hooks.spool import SpoolError, read_regular
+
+EFFECTIVE_SCHEMA = "effective/v1"
+
+VALID_SECONDS = 60.0
+"""How long a permission holds, and how far clocks may differ before it is worth nothing."""
+
+SLOTS_LIMIT = 1000
+
+SCONTROL_PATHS = (
+    "/usr/bin/scontrol",
+    "/usr/local/bin/scontrol",
+    "/opt/slurm/bin/scontrol",
+    "/opt/slurm/current/bin/scontrol",
+    "/usr/local/slurm/bin/scontrol",
+    "/cm/shared/apps/slurm/current/bin/scontrol",
+)
+"""Where scontrol is looked for: slurmd gives its hooks no PATH."""
+
+_REASON_LIMIT = 200
+
+
+class NotAllowed(Exception):
+    """Nobody has given this node leave to gate itself; the normal case, and no news."""
+
+
+class GateError(Exception):
+    """The node may gate itself and could not; the text says why."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The gate is closed: the node is drained, by us or by somebody before; the standing reason."""
+
+    how: str
+    by_us: bool
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What one ``scontrol show node`` says that matters here."""
+
+    drained: bool
+    reason: str
+    partitions: tuple[str, ...]
+
+
+def close(record: FaultRecord, config: Config, until: float) -> Closed:
+    """Drain this node for ``record``'s fatal finding, unless somebody has drained it already.
+
+    ``until`` is a moment of ``time.monotonic()`` by which Slurm must have answered twice.
+
+    Raises:
+        NotAllowed: not in act mode, no grant that covers this, or none that is valid now.
+        GateError: allowed, but no slot is free or Slurm does not answer.
+    """
+    control = config.spool.path / "control"
+    permission = _permission(control, {0, os.geteuid(), *config.spool.trusted_uids})
+    grants = [grant for grant in permission["grants"] if _may_cover(grant, record)]
+    if not grants:
+        raise NotAllowed("no grant covers it")
+    scontrol = find_scontrol(config.hooks.scontrol)
+    node = node_state(scontrol, record.node, _half(until))
+    if not any(_covers(grant, record, node.partitions) for grant in grants):
+        raise NotAllowed("no grant covers this node")
+    if node.drained:
+        return Closed(node.reason, by_us=False)
+    take_slot(control / "gate", record, permission["gate_slots"])
+    reason = reason_for(record)
+    arguments = ("update", f"nodename={record.node}", "state=drain", f"reason={reason}")
+    _scontrol(scontrol, arguments, max(0.1, until - time.monotonic()))
+    return Closed(reason, by_us=True)
+
+
+def reason_for(record: FaultRecord) -> str:
+    """Return the drain reason: ours by its first word, with the record that explains it."""
+    fatal = next(finding for finding in record.findings if finding.severity == "fatal")
+    shown = "".join(c if c.isprintable() else " " for c in fatal.summary)
+    return f"recovery: gate {record.id}: {' '.join(shown.split())}"[:_REASON_LIMIT]
+
+
+def _permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
+    """Return what is in force: ``grants`` (a list of tables) and ``gate_slots`` (a number)."""
+    path = control / "effective.json"
+    for place in (control, path):
+        try:
+            found = place.lstat()
+        except OSError as error:
+            raise NotAllowed(f"{place}: {error.strerror}") from error
+        if found.st_uid not in trusted or found.st_mode & 0o022 or stat.S_ISLNK(found.st_mode):
+            raise NotAllowed(f"{place} is not a trusted owner's alone")
+    try:
+        document = json.loads(read_regular(path, 1 << 20))
+        age = time.time() - seconds_of(document["time"])
+        if document["schema"] != EFFECTIVE_SCHEMA or document["mode"] != "act":
+            raise NotAllowed("monitor mode")
+        slots, grants = document["gate_slots"], document["grants"]
+        if not isinstance(grants, list) or type(slots) is not int:
+            raise NotAllowed(f"{path} is not of the form {EFFECTIVE_SCHEMA}")
+    except (SpoolError, ValueError, KeyError, TypeError) as error:
+        raise NotAllowed(f"{path} cannot be used: {error}") from error
+    if not -VALID_SECONDS <= age <= VALID_SECONDS:
+        raise NotAllowed(f"{path} is {age:.0f} s old")
+    return {"grants": [grant for grant in grants if isinstance(grant, dict)], "gate_slots": slots}
+
+
+def _may_cover(grant: Mapping[str, Any], record: FaultRecord) -> bool:
+    """Whether a grant can cover this without a look at Slurm.
+
+    A node does not know accounts and QOS, so a grant that is limited to some covers no gate.
+    """
+    if "gate" not in grant.get("actions", ()) or grant.get("accounts") or grant.get("qos"):
+        return False
+    users = grant.get("users")
+    return not users or (record.job is not None and record.job.user in users)
+
+
+def _covers(grant: Mapping[str, Any], record: FaultRecord, node_partitions: Sequence[str]) -> bool:
+    """Whether a grant's partitions hold the job's, or, without a job, one of the node's."""
+    wanted = grant.get("partitions")
+    if not wanted:
+        return True
+    if record.job and record.job.partition:
+        return record.job.partition in wanted
+    return any(partition in wanted for partition in node_partitions)
+
+
+def take_slot(folder: Path, record: FaultRecord, slots: int) -> None:
+    """Take one of ``slots`` places in ``folder``, or find that this node has one already.
+
+    Raises:
+        GateError: all are taken, or the folder cannot be written.
+    """
+    content = {
+        "node": record.node,
+        "boot_id": record.boot_id,
+        "time": utc(),
+        "record": record.id,
+    }
+    paths = [folder / f"slot-{number}" for number in range(min(slots, SLOTS_LIMIT))]
+    if any(_holder(path) == record.node for path in paths):
+        return
+    for path in paths:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise GateError(f"{path}: {error.strerror}") from error
+        with open(descriptor, "wb") as slot:  # noqa: PTH123 - a descriptor, not a path
+            slot.write(json.dumps(content).encode())
+        return
+    raise GateError(f"all {slots} gate slots are taken: too many nodes fail at once")
+
+
+def _holder(path: Path) -> str | None:
+    try:
+        document = json.loads(read_regular(path, 4096))
+    except (SpoolError, ValueError):
+        return None
+    return document.get("node") if isinstance(document, dict) else None
+
+
+def find_scontrol(configured: str = "") -> str:
+    """Return the path of scontrol.
+
+    Raises:
+        GateError: it is nowhere where it is looked for.
+    """
+    paths = (configured,) if configured else SCONTROL_PATHS
+    for path in paths:
+        if os.access(path, os.X_OK):
+            return path
+    raise GateError(f"no scontrol at {', '.join(paths)}; set hooks.scontrol in recovery.toml")
+
+
+def node_state(scontrol: str, node: str, seconds: float) -> NodeState:
+    """Ask Slurm about one node.
+
+    Raises:
+        GateError: Slurm did not answer, or not about this node: its state is unknown.
+    """
+    output = _scontrol(scontrol, ("show", "node", "-o", node), seconds)
+    # One line of Name=value; a reason has spaces and is followed by the time in brackets.
+    state = re.search(r"\bState=(\S+)", output)
+    if not output.startswith(f"NodeName={node} ") or not state:
+        raise GateError(f"scontrol does not know node {node}: {output[:200]!r}")
+    reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*$", output)
+    partitions = re.search(r"\bPartitions=(\S+)", output)
+    return NodeState(
+        drained="DRAIN" in state.group(1).upper(),
+        reason=reason.group(1) if reason else "",
+        partitions=tuple(partitions.group(1).split(",")) if partitions else (),
+    )
+
+
+def _scontrol(scontrol: str, arguments: Sequence[str], seconds: float) -> str:
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    if "SLURM_CONF" in os.environ:
+        environ["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    try:
+        done = subprocess.run(
+            [scontrol, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            env=environ,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GateError(f"scontrol {arguments[0]} did not answer in {seconds:.1f} s") from error
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).decode("utf-8", "replace").split())
+        raise GateError(f"scontrol {arguments[0]}: {said[:300]}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _half(until: float) -> float:
+    return max(0.1, (until - time.monotonic()) / 2)

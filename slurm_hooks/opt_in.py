@@ -1,0 +1,96 @@
+"""A job that asks for recovery: how its prolog tells its tasks, and what its tasks are given.
+
+Owns the note between prolog and task prolog, and the variables that make a failure explainable.
+slurmd tells the job's comment to Prolog and Epilog but not to TaskProlog, so the prolog leaves it,
+for the job's user alone to read, in a folder in memory. What the comment asks for in full is the
+controller's to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_hooks.context import HookContext
+from slurm_hooks.deadline import run_one
+from slurm_hooks.spool import SpoolError, read_regular, write
+
+_FOLDER_SECONDS = 2.0
+
+FLIGHT_RECORDER_EVENTS = "2000"
+"""Collectives remembered by each rank: PyTorch's own suggestion, a few megabytes."""
+
+_SAME = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "TORCH_FR_BUFFER_SIZE",
+}
+"""Two names of one setting in newer and older PyTorch: a user who set either has set both."""
+
+
+def opted_in(comment: str | None) -> bool:
+    """Whether a job's comment may ask for recovery: rather once too often than once too few."""
+    return comment is not None and ("recovery" in comment or '"APS"' in comment)
+
+
+def note(context: HookContext, run: Path) -> bytes:
+    """Run in a child: leave the note before an opted-in job, and take it away after any.
+
+    Raises:
+        SpoolError: the folder in memory does not take it.
+    """
+    job = context.job
+    if job is None:
+        return b""
+    folder = run / context.node
+    if context.hook == "epilog":
+        with contextlib.suppress(FileNotFoundError):
+            (folder / str(job.id)).unlink()
+        return b""
+    if not opted_in(job.comment) or job.uid is None:
+        return b""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write(folder, str(job.id), (job.comment or "").encode(), durable=False, mode=0o400, uid=job.uid)
+    return b""
+
+
+def exports(environ: Mapping[str, str], work_folder: str, run: Path) -> dict[str, str]:
+    """Return the variables for a task, by name; none for a job that did not opt in.
+
+    Whatever the user has set stays. Folders are made as the job's user, in a child: theirs is a
+    shared file system that may hang. ``work_folder`` is the job's.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    node = environ.get("SLURMD_NODENAME", "")
+    if not re.fullmatch(r"[0-9]{1,10}", job_id) or not re.fullmatch(r"[A-Za-z0-9._-]+", node):
+        return {}
+    try:
+        comment = read_regular(run / node / job_id, 1 << 16).decode("utf-8", "replace")
+    except SpoolError:
+        return {}
+    restart = re.sub(r"[^0-9]", "", environ.get("SLURM_RESTART_COUNT", ""))[:10] or "0"
+    dumps = f"{work_folder}/.recovery/{job_id}.{restart}"
+    wanted = {
+        "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    progress = re.search(r"(?:^|[,\s])progress=([^,\s]+)", comment)
+    if progress:
+        wanted["RECOVERY_PROGRESS_FILE"] = progress.group(1)
+    if run_one(lambda: _make(dumps), _FOLDER_SECONDS).status == "ok":
+        wanted["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{dumps}/nccl_trace_rank_"
+        wanted["RECOVERY_DUMP_DIR"] = dumps
+        wanted.setdefault("RECOVERY_PROGRESS_FILE", f"{dumps}/progress")
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in environ and _SAME.get(name) not in environ and value.isprintable()
+    }
+
+
+def _make(folder: str) -> bytes:
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return b""
