@@ -1,14 +1,17 @@
 """Where a job's output is: Slurm's file name patterns, expanded as Slurm does.
 
-    >>> names = {"j": "12", "x": "train", "u": "ann", "A": "12", "a": "4294967294"}
-    >>> expand("logs/%x-%6j.out", names, "/home/ann")
-    '/home/ann/logs/train-000012.out'
+    >>> names = {"j": "12", "u": "ann", "A": "12", "a": "4294967294"}
+    >>> to_glob("logs/%u-%6j.out", names, "/home/ann")
+    '/home/ann/logs/ann-000012.out'
 
-Source: ``man sbatch``, section "filename pattern", and src/common/job_io of Slurm 22.05.
+The answer is a shell pattern, since an epilog is not told everything that a user may have put into
+a name (the job's name, for one): what is unknown matches anything, if the job's number is there to
+tell its files from others'. Source: ``man sbatch``, "filename pattern", and Slurm 22.05 to 26.05.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Mapping
 
@@ -19,44 +22,38 @@ _PATTERN = re.compile(r"%(?P<width>\d{1,2})?(?P<letter>[A-Za-z%])")
 _NO_ARRAY_TASK = "4294967294"
 """What Slurm prints for %a of a job that is no array task (NO_VAL)."""
 
-WIDTH_LIMIT = 10
+_JOB_LETTERS = frozenset("jJA")
+
+_WIDTH_LIMIT = 10
 """Slurm pads numbers to at most ten digits."""
 
 
-def expand(pattern: str, names: Mapping[str, str], work_dir: str | None) -> str | None:
-    """Return the path for ``pattern``, or None where it cannot be known.
+def to_glob(pattern: str, names: Mapping[str, str], work_dir: str | None) -> str | None:
+    """Return a shell pattern for the file, or None where it cannot be told from other jobs'.
 
-    ``names`` holds the value of each letter. A backslash anywhere turns the patterns off. A
-    relative path is the job's folder's.
+    ``names`` holds the value of each letter that is known. A backslash anywhere turns the letters
+    off. A relative path is the job's folder's.
     """
     if "\\" in pattern:
-        path = pattern.replace("\\", "")
+        path = glob.escape(pattern.replace("\\", ""))
     else:
-        unknown = False
-
-        def value(match: re.Match[str]) -> str:
-            nonlocal unknown
-            letter = match["letter"]
-            if letter == "%":
-                return "%"
-            if letter not in names:
-                unknown = True
-                return ""
-            text, width = names[letter], int(match["width"] or 0)
-            return text.zfill(min(width, WIDTH_LIMIT)) if text.isdigit() else text
-
-        path = _PATTERN.sub(value, pattern)
-        if unknown:
+        letters = {match["letter"] for match in _PATTERN.finditer(pattern)}
+        if letters - names.keys() - {"%"} and not letters & _JOB_LETTERS:
             return None
+        parts, at = [], 0
+        for match in _PATTERN.finditer(pattern):
+            parts += [glob.escape(pattern[at : match.start()]), _value(match, names)]
+            at = match.end()
+        path = "".join([*parts, glob.escape(pattern[at:])])
     if path.startswith("/"):
         return path
-    return f"{work_dir.rstrip('/')}/{path}" if work_dir else None
+    return f"{glob.escape(work_dir.rstrip('/'))}/{path}" if work_dir else None
 
 
-def letters(context: HookContext, job_name: str | None = None) -> Mapping[str, str]:
-    """Return what each letter stands for in a batch job's own output file.
+def letters(context: HookContext) -> Mapping[str, str]:
+    """Return what is known of the letters of a batch job's own output file.
 
-    ``%n`` and ``%t`` are 0 for the batch step, ``%N`` its host, ``%s`` its step (batch).
+    ``%n`` and ``%t`` are 0 for the batch step, ``%N`` its host, ``%s`` its step.
     """
     job = context.job
     if job is None:
@@ -67,14 +64,23 @@ def letters(context: HookContext, job_name: str | None = None) -> Mapping[str, s
         "J": str(job.id),
         "A": master or str(job.id),
         "a": task or _NO_ARRAY_TASK,
-        "b": str(int(task) % 10) if task else "4",
         "n": "0",
         "t": "0",
         "s": "batch",
         "N": context.node.partition(".")[0],
     }
+    if task:
+        found["b"] = str(int(task) % 10)
     if job.user:
         found["u"] = job.user
-    if job_name:
-        found["x"] = job_name
     return found
+
+
+def _value(match: re.Match[str], names: Mapping[str, str]) -> str:
+    letter = match["letter"]
+    if letter == "%":
+        return "%"
+    if letter not in names:
+        return "*"
+    text, width = names[letter], int(match["width"] or 0)
+    return glob.escape(text.zfill(min(width, _WIDTH_LIMIT)) if text.isdigit() else text)

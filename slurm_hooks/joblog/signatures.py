@@ -127,6 +127,11 @@ def load(*extra: Path) -> Catalogue:
     return Catalogue(tuple(signatures), classes, _anchors(signatures))
 
 
+def class_names() -> tuple[str, ...]:
+    """Return the classes that ship, without reading a signature."""
+    return tuple(sorted(_tables(FOLDER / CLASSES_FILE)))
+
+
 def match(catalogue: Catalogue, text: str) -> tuple[Signature, Mapping[str, str]] | None:
     """Return the first signature that ``text`` (a Line's text) has, and what it captures."""
     indented = text.startswith(("    ", "\t", '  File "', "frame #"))
