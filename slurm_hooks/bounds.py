@@ -30,7 +30,7 @@ PROBES_LIMIT = 64
 EVIDENCE_LIMIT = 16
 GPUS_LIMIT = 1024
 SHORT, LONG, SUMMARY, EVIDENCE_TEXT, DETAIL = 256, 4096, 500, 2048, 1000
-NUMBER, INDEX, RANK = 9_999_999_999, 65_535, 16_777_215
+NUMBER, INDEX, RANK, STEP = 9_999_999_999, 65_535, 16_777_215, 999_999_999_999_999
 
 _CODE = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -127,6 +127,7 @@ def _fit_finding(finding: Finding) -> Finding:
         link=_number(finding.link, INDEX),
         port=_short(finding.port),
         rank=_number(finding.rank, RANK),
+        step=_number(finding.step, STEP),
         file=None if finding.file is None else fit_text(finding.file, LONG),
         pid=_number(finding.pid, NUMBER),
         job_id=_number(finding.job_id, NUMBER),

@@ -124,6 +124,14 @@ class JoblogProbe:
 
 
 @dataclass(frozen=True)
+class CheckpointProbe:
+    """The checkpoint probe: looks at opted-in jobs' checkpoints and progress, as their users."""
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 10.0
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -141,6 +149,7 @@ class Probes:
     nvml: NvmlProbe = field(default_factory=NvmlProbe)
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
+    checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
 
 
 @dataclass(frozen=True)

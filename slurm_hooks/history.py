@@ -138,6 +138,7 @@ def _name(finding: Finding) -> str:
         finding.link,
         finding.port,
         finding.rank,
+        finding.step,
         finding.file,
         finding.job_id,
     )

@@ -88,7 +88,8 @@ class Finding:
 
     ``gpu`` is the device's minor number (the N of /dev/nvidiaN, which is what Slurm counts), not
     an NVML index. ``job_id`` is set where the fact belongs to one job of a shared node. ``count``
-    is how many times it was seen in this run.
+    is how many times it was seen in this run. ``step`` is a trainer's step, of a checkpoint or of a
+    job's progress.
     """
 
     code: str
@@ -100,6 +101,7 @@ class Finding:
     link: int | None = None
     port: str | None = None
     rank: int | None = None
+    step: int | None = None
     file: str | None = None
     pid: int | None = None
     job_id: int | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_hooks import spool
+from slurm_hooks import probes, spool
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -51,11 +51,16 @@ class Node:
         self.configure()
 
     def configure(self, settings: str = "") -> None:
-        """Write recovery.toml: no probes but the site's, and ``settings``."""
+        """Write recovery.toml: no probes but the site's and those in ``settings``."""
         self.config.write_text(
             f'[spool]\npath = "{self.spool}"\nbuffer = "{self.buffer}"\n'
             f'[probes.site]\npath = "{self.probes}"\n'
-            "[probes.nvml]\nhooks = []\n[probes.kernel_log]\nhooks = []\n" + settings
+            + "".join(
+                f"[probes.{name}]\nhooks = []\n"
+                for name in probes.NAMES
+                if f"[probes.{name}]" not in settings
+            )
+            + settings
         )
 
     def probe(self, name: str, script: str) -> Path:

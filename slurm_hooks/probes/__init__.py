@@ -21,6 +21,7 @@ NAMES = (
     "nvml",
     "kernel_log",
     "joblog",
+    "checkpoint",
 )
 """The probes that ship, in the order in which records list them."""
 
