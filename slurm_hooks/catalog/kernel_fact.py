@@ -1,4 +1,4 @@
-"""What a kernel line is, and how many lines that say the same become one finding.
+"""What one kernel line says, and how many that say the same become one finding.
 
 A reader (``xid_facts``, ``kernel_lines``) makes ``Fact``s, one for each line that means something;
 ``fold`` makes findings of them: 800,000 equal lines are one finding with a count.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_hooks import catalog
+from slurm_hooks.catalog.kernel_line import KernelLine
 from slurm_hooks.record import SEVERITIES, Evidence, Finding, utc
 
 SOURCE = "kernel_log"
@@ -22,18 +23,6 @@ _EVIDENCE_CHARACTERS = 600
 
 FINDINGS_LIMIT = 60
 """Most findings of one look, so that a record stays far below its size limit."""
-
-
-@dataclass(frozen=True)
-class KernelLine:
-    """One kernel message without its prefix; ``key`` identifies it on its node.
-
-    ``seconds`` is when it was logged, since the epoch, where that is known.
-    """
-
-    text: str
-    key: str | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)

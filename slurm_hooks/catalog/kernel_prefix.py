@@ -11,6 +11,7 @@ A message is believed to be the kernel's if it stands where a kernel message sta
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -33,6 +34,11 @@ _ISO = re.compile(
     r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?\b ?"
 )
 
+_SYSLOG = re.compile(r"^(?P<date>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\b")
+"""``Dec  2 05:31:37`` of syslog and of journalctl -o short."""
+
+_DAY_SECONDS = 86400.0
+
 
 @dataclass(frozen=True)
 class Undressed:
@@ -43,13 +49,20 @@ class Undressed:
     uptime: float | None = None
 
 
-def undress(line: str) -> Undressed:
-    """Return the message of a text log's line without its prefix; unknown prefixes stay."""
+def undress(line: str, now_seconds: float | None = None) -> Undressed:
+    """Return the message of a text log's line without its prefix; unknown prefixes stay.
+
+    ``now_seconds`` (by default the clock's) tells the year of a syslog time, which has none.
+    """
     rest, seconds = line, None
     tag = _TAG.match(rest)
     if tag:
         iso = _ISO.search(tag["before"])
-        seconds = _iso_seconds(iso) if iso else None
+        syslog = _SYSLOG.search(tag["before"])
+        if iso:
+            seconds = _iso_seconds(iso)
+        elif syslog:
+            seconds = _syslog_seconds(syslog, time.time() if now_seconds is None else now_seconds)
         rest = rest[tag.end() :]
     level = _LEVEL.match(rest)
     if level:
@@ -87,6 +100,19 @@ def _iso_seconds(match: re.Match[str]) -> float | None:
     except (ValueError, OverflowError):
         return None
     return base + (float(f"0.{fraction[0][1:]}") if fraction else 0.0)
+
+
+def _syslog_seconds(match: re.Match[str], now_seconds: float) -> float | None:
+    """Seconds of a date without a year: the latest such date that is not beyond tomorrow."""
+    this_year = datetime.fromtimestamp(now_seconds).year
+    for year in (this_year + 1, this_year, this_year - 1):
+        try:
+            moment = datetime.strptime(f"{year} {match['date']}", "%Y %b %d %H:%M:%S")
+        except ValueError:
+            continue
+        if moment.timestamp() <= now_seconds + _DAY_SECONDS:
+            return moment.timestamp()
+    return None
 
 
 def _bracket_seconds(match: re.Match[str]) -> float | None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_hooks.catalog import xid
-from slurm_hooks.catalog.kernel_fact import Fact, KernelLine
+from slurm_hooks.catalog.kernel_fact import Fact
+from slurm_hooks.catalog.kernel_line import KernelLine
 
 DRIVER_PREFIXES = ("NVRM:", "nvidia-nvswitch")
 """How each of the lines read here begins. Text in a line's middle may be a process's name, which

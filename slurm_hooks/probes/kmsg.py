@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_hooks.catalog.kernel_fact import KernelLine
+from slurm_hooks.catalog.kernel_line import KernelLine
 
 KMSG_DEVICE = os.makedev(1, 11)
 """/dev/kmsg (Documentation/admin-guide/devices.txt)."""

@@ -53,6 +53,17 @@ def is_plain_log(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
 
 
+def is_cursor(kept: object) -> bool:
+    """Whether it is a cursor as ``Tail`` has it: a damaged one must not stop every later look."""
+    return (
+        isinstance(kept, Mapping)
+        and all(isinstance(kept.get(key), int) for key in ("device", "inode", "offset"))
+        and isinstance(kept.get("head_bytes"), int)
+        and 0 <= kept["head_bytes"] <= _HEAD_BYTES
+        and kept["offset"] >= 0
+    )
+
+
 def read_tail(descriptor: int, path: str, cursor: Mapping[str, Any] | None, max_bytes: int) -> Tail:
     """Return the complete lines of the open regular file since ``cursor`` (None: from its start).
 
