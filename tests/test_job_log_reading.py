@@ -32,7 +32,9 @@ def node(tmp_path: Path) -> Node:
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
     (tmp_path / "out").mkdir(mode=0o755)
-    return Node(tmp_path)
+    made = Node(tmp_path)
+    made.configure('[probes.joblog]\nhooks = ["epilog"]\n')
+    return made
 
 
 def log_of(node: Node, content: bytes, name: str = "slurm-7.out") -> Path:
