@@ -112,6 +112,20 @@ class KernelLogProbe:
 
 
 @dataclass(frozen=True)
+class JoblogProbe:
+    """The job-log probe: what a failed job's own log says, read as its user.
+
+    At most ``max_bytes`` of the end of each file are searched. ``signatures`` is a folder of the
+    site's own log signatures; it need not exist.
+    """
+
+    hooks: tuple[Hook, ...] = ("epilog",)
+    deadline: float = 10.0
+    max_bytes: int = 64 * 1024 * 1024
+    signatures: Path = Path("/etc/slurm/log-signatures.d")
+
+
+@dataclass(frozen=True)
 class CheckpointProbe:
     """The checkpoint probe: looks at opted-in jobs' checkpoints and progress, as their users."""
 
@@ -136,6 +150,7 @@ class Probes:
 
     nvml: NvmlProbe = field(default_factory=NvmlProbe)
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
+    joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
 
 

@@ -20,6 +20,7 @@ from slurm_hooks.record import Finding
 NAMES = (
     "nvml",
     "kernel_log",
+    "joblog",
     "checkpoint",
 )
 """The probes that ship, in the order in which records list them."""
