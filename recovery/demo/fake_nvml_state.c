@@ -25,25 +25,22 @@ Device devices[MAX_GPUS];
 static void reload(void) {
     const char *path = getenv("FAKE_NVML_STATE");
     struct stat now;
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
-    if (file < 0 || fstat(file, &now) || !S_ISREG(now.st_mode)) {
-        if (file >= 0) close(file);
+    if (!path || stat(path, &now) || !S_ISREG(now.st_mode)) {
         json_free(state);
         state = NULL;
         state_code = DRIVER_NOT_LOADED;
         return;
     }
     if (state && now.st_ino == state_file.st_ino && now.st_size == state_file.st_size &&
-        !memcmp(&now.st_mtim, &state_file.st_mtim, sizeof now.st_mtim)) {
-        close(file);
+        !memcmp(&now.st_mtim, &state_file.st_mtim, sizeof now.st_mtim))
         return;
-    }
     state_file = now;
     size_t size = now.st_size < MAX_FILE_BYTES ? (size_t)now.st_size : MAX_FILE_BYTES, have = 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     char *text = malloc(size + 1);
     ssize_t more = 1;
-    while (text && have < size && (more = read(file, text + have, size - have)) > 0) have += more;
-    close(file);
+    while (text && file >= 0 && have < size && (more = read(file, text + have, size - have)) > 0) have += more;
+    if (file >= 0) close(file);
     json_free(state);
     state = NULL;
     if (text) {

@@ -84,7 +84,7 @@ int nvmlDeviceGetTemperatureThreshold(Device *device, uint threshold, uint *cels
 int nvmlDeviceGetMarginTemperature(Device *device, Margin *out) { /* degrees left before slowdown */
     int found = 0, code = enter_device(__func__, device);
     if (!code && out->version != 0x1000008) code = ARGUMENT_VERSION_MISMATCH;
-    double usual = code ? 0 : number(device, "temperature_slowdown", 89) - number(device, "temperature", 34);
+    double usual = code ? 0 : number(device, "temperature_gpu_max", 87) - number(device, "temperature", 34);
     double margin = code ? 0 : value_since(device, "temperature_margin", HOPPER, usual, &found);
     if (found) out->celsius = (int)margin;
     return leave(code ? code : found ? SUCCESS : NOT_SUPPORTED);
