@@ -47,8 +47,9 @@ class ConfiguredGpus:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ConfiguredGpus:
         """Read what ``to_dict`` wrote."""
-        files = tuple((path, mtime, size) for path, mtime, size in document["files"])
-        return cls(document["count"], tuple(document["minors"]), files)
+        files = tuple((str(path), int(mtime), int(size)) for path, mtime, size in document["files"])
+        minors = tuple(int(minor) for minor in document["minors"])
+        return cls(int(document["count"]), minors, files)
 
     def is_current(self) -> bool:
         """Whether every file is as it was when it was read."""

@@ -115,7 +115,7 @@ PROFILES = {
     "hopper": fake_nvml.HOPPER,
     "ampere": fake_nvml.AMPERE,
     "blackwell": fake_nvml.BLACKWELL,
-    "mig": fake_nvml.MIG,
+    "mig": {**fake_nvml.MIG, "nvlink_down": list(range(18))},
     "vgpu": fake_nvml.VGPU,
     "h200": {"name": "NVIDIA H200"},
     "pcie-cards-without-bridge": {
@@ -141,6 +141,27 @@ def test_healthy_gpus_of_every_kind_give_no_finding(node: Node, profile: str) ->
     state = {"count": 8, "every": PROFILES[profile]}
     assert node.findings(state) == []
     assert node.findings(state) == []
+
+
+def test_a_single_gpu_whose_links_lead_nowhere_gives_no_finding(node: Node) -> None:
+    alone = {"nvlink_down": list(range(18)), "fabric_state": 0}
+    assert node.findings({"count": 1, "every": alone}) == []
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"devices": 1, "since": [], "counters": 3, "unsupported": 1, "gres": 5},
+        {"devices": [{"no": 1}], "since": {"a": 1}, "counters": {"a": 1}, "gres": {"count": "x"}},
+        {"devices": {"index": 0}, "last_look": "x", "unsupported": {"NVIDIA": 1}, "gres": {}},
+    ],
+)
+def test_a_broken_memory_is_no_memory_and_is_mended(node: Node, kept: Any) -> None:
+    node.findings({"count": 8})
+    node.configure("", expect='"gres"')
+    node.kept = {**node.kept, **kept}
+    assert node.codes(with_gpu_3({"lost": True})) == ["gpu.lost"]
+    assert node.codes({"count": 8}) == []
 
 
 def test_mixed_models_give_no_finding(node: Node) -> None:
@@ -399,9 +420,9 @@ def test_mig_instances_are_not_counted_as_gpus(node: Node) -> None:
 
 def test_settings_are_held_against_the_configuration(node: Node) -> None:
     node.configure('ecc = "on"\nmig = "off"\nnvlinks = 18')
-    assert node.codes({"count": 1}) == []
-    gpus = {"0": {"ecc_mode": 0, "mig_mode": 1, "nvlink_down": [17]}}
-    assert node.codes({"count": 1, "gpus": gpus}) == [
+    assert node.codes({"count": 2}) == []
+    gpus = {"0": {"ecc_mode": 0, "mig_mode": 1}, "1": {"nvlink_down": [17]}}
+    assert node.codes({"count": 2, "gpus": gpus}) == [
         "gpu.ecc_mode",
         "gpu.mig_mode",
         "gpu.nvlink_down",

@@ -16,7 +16,8 @@ from typing import Any
 from slurm_hooks import catalog, gres
 from slurm_hooks.context import boot_id
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
-from slurm_hooks.probes.nvml_judgement import Judge, Memory, held_slowdowns
+from slurm_hooks.probes.nvml_judgement import Judge, held_slowdowns
+from slurm_hooks.probes.nvml_memory import Memory
 from slurm_hooks.probes.nvml_reading import (
     Device,
     Gone,
@@ -66,17 +67,12 @@ def look(look: Look) -> Seen:
 
     boot = boot_id()
     earlier = state if (state.get("boot"), state.get("driver")) == (boot, driver) else {}
-    memory = Memory(
-        now=time.clock_gettime(time.CLOCK_BOOTTIME),
-        boot=boot,
-        hold=look.config.probes.nvml.hold,
-        since=earlier.get("since", {}),
-        counters=earlier.get("counters", {}),
-    )
-    remembered = tuple(Device(**known) for known in state.get("devices", ()))
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    memory = Memory.recall(earlier, now, boot, look.config.probes.nvml.hold)
+    remembered = _remembered(state)
     handles = _handles(pynvml, count)
     named = _name_the_silent(handles, remembered, earlier.get("count") == count)
-    readings, unsupported = _read_all(pynvml, named, earlier.get("unsupported", {}), memory)
+    readings, unsupported = _read_all(pynvml, named, _unsupported(earlier), memory)
 
     job = look.context.job
     held = (job.id, frozenset(job.gpus)) if job else None
@@ -94,11 +90,26 @@ def look(look: Look) -> Seen:
         "count": count,
         "devices": [asdict(device) for device in known.values()],
         "unsupported": {name: sorted(functions) for name, functions in unsupported.items()},
-        "since": memory.new_since,
-        "counters": memory.new_counters,
+        **memory.to_dict(),
     }
     models = sorted({device.name for device in devices if device.name})
     return Seen(tuple(findings), kept, {"driver": driver, "gpus": count, "models": models})
+
+
+def _remembered(state: Mapping[str, Any]) -> tuple[Device, ...]:
+    """Return the GPUs seen at earlier looks, also before a reboot; an unusable memory is none."""
+    try:
+        return tuple(Device(**known) for known in state.get("devices", ()))
+    except TypeError:
+        return ()
+
+
+def _unsupported(earlier: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return by model the functions found to be unsupported; an unusable memory is none."""
+    try:
+        return {str(name): tuple(known) for name, known in earlier.get("unsupported", {}).items()}
+    except (AttributeError, TypeError):
+        return {}
 
 
 def _expected(look: Look) -> gres.ConfiguredGpus | None:
@@ -121,7 +132,7 @@ def _no_driver(look: Look, error: Any, expected: gres.ConfiguredGpus | None) -> 
     code = int(error.value)
     job = look.context.job
     count = expected.count if expected else 0
-    count = count or len(job.gpus if job else ()) or len(look.state.get("devices", ()))
+    count = count or len(job.gpus if job else ()) or len(_remembered(look.state))
     if expected and expected.count == 0:
         count = 0
     if not count and code in (_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND):

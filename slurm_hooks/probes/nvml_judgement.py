@@ -7,12 +7,12 @@ means for job and node is the catalogue's to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slurm_hooks import catalog
 from slurm_hooks.config import NvmlProbe
+from slurm_hooks.probes.nvml_memory import Memory
 from slurm_hooks.probes.nvml_reading import (
     INFOROM,
     INTERRUPTS,
@@ -21,7 +21,7 @@ from slurm_hooks.probes.nvml_reading import (
     Device,
     Reading,
 )
-from slurm_hooks.record import Evidence, Finding, utc
+from slurm_hooks.record import Evidence, Finding
 
 _REMAPPED_ROWS_LIMIT = 512
 """Uncorrectable remaps that fail a GPU (Azure's and sichek's node checks)."""
@@ -41,15 +41,12 @@ _CRC_PER_MINUTE = 100
 _BUSY_PERCENT = 50
 """Utilisation from which a PCIe link must run at its full generation; idle links train down."""
 
-_LONGEST_GAP_SECONDS = 15 * 60
-"""Two samples further apart say nothing of the time between them."""
-
 _MANY_LINKS = 4
 """From more links down than this on one GPU on, one finding tells of all."""
 
 _LINKS_BY_MODEL = (
     (r"A100-SXM|A100.*SXM4", 12),
-    (r"H100 80GB HBM3|^NVIDIA H200$|B200|B300|GH200|GB300", 18),
+    (r"H100 80GB HBM3|^NVIDIA H200$|B200|B300", 18),
 )
 """NVLinks that are up on a healthy board (NVIDIA's data sheets); others go by their neighbours."""
 
@@ -72,57 +69,6 @@ _RECOVERY = {
     7: ("gpu.recovery_action", "a reboot of the system", "reboot_node"),
 }
 """NVML_GPU_RECOVERY_ACTION_* (nvml.h, 13.x)."""
-
-
-@dataclass
-class Memory:
-    """What is remembered of earlier runs in this boot, and what this run adds to it.
-
-    Times are seconds since boot (``now``). ``since`` has, by what was seen, when it was first and
-    last seen; ``counters`` the last values of counters that only grow, with their time.
-    """
-
-    now: float
-    boot: str
-    hold: float
-    since: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    counters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    new_since: dict[str, list[Any]] = field(default_factory=dict)
-    new_counters: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def first_seen(self, what: str, gap: float | None = None) -> tuple[float, str]:
-        """Note that ``what`` is seen now; return when it was first, since boot and as UTC.
-
-        After more than ``gap`` seconds without a look it begins anew.
-        """
-        known = self.since.get(what)
-        if not known or (gap is not None and self.now - known[2] > gap):
-            known = (self.now, utc(), self.now)
-        self.new_since[what] = [known[0], known[1], self.now]
-        return float(known[0]), str(known[1])
-
-    def held(self, what: str) -> bool:
-        """Whether ``what``, seen now, was also seen at a look at least ``hold`` seconds ago."""
-        return self.now - self.first_seen(what, _LONGEST_GAP_SECONDS)[0] >= self.hold
-
-    def would_be_held(self, what: str) -> bool:
-        """Whether seeing ``what`` now would make it held; notes nothing."""
-        known = self.since.get(what)
-        if not known or self.now - known[2] > _LONGEST_GAP_SECONDS:
-            return False
-        return bool(self.now - known[0] >= self.hold)
-
-    def grown(self, what: str, value: int) -> tuple[int, float]:
-        """Keep a counter's value; return its growth since the last look, and the minutes between.
-
-        A counter that went back was reset: what it shows now has grown since.
-        """
-        known = self.counters.get(what)
-        self.new_counters[what] = {"value": value, "time": self.now}
-        if not known:
-            return 0, 0.0
-        before = known["value"] if known["value"] <= value else 0
-        return value - before, max((self.now - known["time"]) / 60, 1 / 60)
 
 
 def held_slowdowns(reading: Reading) -> list[str]:
@@ -176,9 +122,11 @@ class Judge:
     def links_missing(self, readings: Sequence[Reading]) -> Iterator[Finding]:
         """Yield GPUs with fewer NVLinks up than their model has, or than their neighbours have."""
         for reading in readings:
+            if not reading.links_up or (reading.mig_mode and reading.mig_mode[0]):
+                continue  # MIG instances cannot use NVLink, so its state means nothing
             expected = _links_expected(reading, readings, self._config)
             up = sum(reading.links_up.values())
-            if not reading.links_up or up >= expected:
+            if up >= expected:
                 continue
             down = [link for link, is_up in reading.links_up.items() if not is_up]
             if 0 < len(down) <= _MANY_LINKS:
@@ -295,7 +243,7 @@ def _pcie(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) -> 
             seen = f"PCIe generation {now}, maximum {most}, at {reading.utilization}% utilisation"
             yield judge.finding("gpu.pcie_generation", device, seen, now, now=now, most=most)
     if reading.pcie_replays is not None:
-        grown, minutes = memory.grown(f"{device.key}:pcie_replays", reading.pcie_replays)
+        grown, minutes = memory.grown(device, "pcie_replays", reading.pcie_replays)
         if grown > _REPLAYS_PER_MINUTE * minutes and grown > _REPLAYS_PER_MINUTE:
             seen = f"PCIe replays: {grown} more in {minutes:.1f} minutes"
             yield judge.finding(
@@ -308,7 +256,7 @@ def _links(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) ->
     for link, counters in reading.link_counters.items():
         grown: dict[str, int] = {}
         for name, value in counters.items():
-            more, minutes = memory.grown(f"{device.key}:link {link}:{name}", value)
+            more, minutes = memory.grown(device, f"link {link} {name}", value)
             noise = _CRC_PER_MINUTE * minutes if name == "crc" else 0
             if more > noise:
                 grown[name] = more
@@ -325,16 +273,18 @@ def _links(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) ->
 def _links_expected(reading: Reading, all_readings: Sequence[Reading], config: NvmlProbe) -> int:
     """How many links should be up: as configured, as the model has, or as the best neighbour has.
 
-    A board whose links are wired to nothing (a PCIe card without a bridge) has none up, and its
-    neighbours of the same model neither.
+    Boards whose links are wired to nothing (PCIe cards without a bridge, a single GPU passed to a
+    virtual machine) have none up, nor have their neighbours. Where NVSwitches should be behind
+    them, the fabric's state tells.
     """
     if config.nvlinks != "model":
         return config.nvlinks
     name = reading.device.name
+    best = max(sum(other.links_up.values()) for other in all_readings if other.device.name == name)
     for pattern, links in _LINKS_BY_MODEL:
-        if re.search(pattern, name):
+        if best and re.search(pattern, name):
             return links
-    return max(sum(other.links_up.values()) for other in all_readings if other.device.name == name)
+    return best
 
 
 def _fabric(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) -> Iterator[Finding]:
