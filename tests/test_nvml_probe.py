@@ -131,7 +131,6 @@ PROFILES = {
     },
     "turing": {"arch": 6, "name": "Tesla T4", "nvlinks": 0, "retired_pending": 0, "retired_sbe": 0,
                "retired_dbe": 0},
-    "links-asleep": {"fields": {"165": {str(link): 2 for link in range(18)}}},
     "idle-links-trained-down": {"pcie_gen": 1},
 }  # fmt: skip
 
@@ -255,6 +254,19 @@ def test_what_comes_and_goes_is_a_fault_only_when_it_stays(
     assert node.codes(bad) == [code]
     assert node.codes({"count": 8}) == []
     assert node.codes(bad) == [], "it begins anew once it has been away"
+
+
+def test_links_asleep_to_save_power_are_up(node: Node) -> None:
+    asleep = {"fields": {"165": {str(link): 2 for link in range(18)}}}
+    assert node.codes(with_gpu_3(asleep)) == []
+
+
+def test_a_gpu_that_is_lost_half_way_is_left_alone(node: Node, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    setting = {"errors": {"nvmlDeviceGetEccMode": 15}}
+    assert node.codes({**with_gpu_3(setting), "log": str(log)}) == ["gpu.lost"]
+    calls = [line.split()[0] for line in log.read_text().splitlines() if line.endswith(" 3")]
+    assert calls[-1] == "nvmlDeviceGetEccMode"
 
 
 def test_power_cap_and_idle_clocks_are_how_a_gpu_works(node: Node) -> None:
