@@ -271,7 +271,8 @@ def _links(gpu: Gpu, answers: dict[str, Any]) -> None:
 
 
 def _fabric(gpu: Gpu) -> Fabric | None:
-    for kind in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
+    # Version 2 has had the second name in every nvidia-ml-py that has it (12.550 to 13.615).
+    for kind in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfoV_t"):
         structure = getattr(gpu.nvml, kind, None)
         info = structure() if structure else None
         if info is not None and gpu.ask("GpuFabricInfoV", ctypes.byref(info)) is not None:
