@@ -271,7 +271,8 @@ def _links(gpu: Gpu, answers: dict[str, Any]) -> None:
 
 
 def _fabric(gpu: Gpu) -> Fabric | None:
-    # Version 2 has had the second name in every nvidia-ml-py that has it (12.550 to 13.615).
+    # The second name is version 2 in every nvidia-ml-py. Its layout is wrong before 12.570 (80
+    # bytes of UUID for 16), where the state then reads 0, "not supported".
     for kind in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfoV_t"):
         structure = getattr(gpu.nvml, kind, None)
         info = structure() if structure else None
