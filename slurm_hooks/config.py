@@ -94,11 +94,28 @@ class Hooks:
 
 @dataclass(frozen=True)
 class NvmlProbe:
-    """The NVML probe. ``expect_gpus``: ``"gres"`` asks what Slurm configured, or a number."""
+    """The NVML probe. ``expect_gpus``: ``"gres"`` asks what Slurm configured, or a number.
+
+    ``nvlinks`` is how many each GPU should have up: ``"model"`` takes the number known for the
+    model. ``ecc`` and ``mig`` say how every GPU of this node should be set. What comes and goes by
+    itself (a slowdown, a hot GPU) counts once it has been seen over ``hold`` seconds.
+    """
 
     hooks: tuple[Hook, ...] = ALL_HOOKS
     deadline: float = 10.0
     expect_gpus: Literal["gres"] | int = "gres"
+    nvlinks: Literal["model"] | int = "model"
+    ecc: Literal["any", "on", "off"] = "any"
+    mig: Literal["any", "on", "off"] = "any"
+    hold: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("expect_gpus", "nvlinks"):
+            number = getattr(self, name)
+            if isinstance(number, int) and not 0 <= number <= 1024:
+                raise ValueError(f"{name} must be between 0 and 1024, not {number}")
+        if self.hold <= 0:
+            raise ValueError(f"hold must be more than 0 seconds, not {self.hold}")
 
 
 @dataclass(frozen=True)
