@@ -31,8 +31,8 @@ from recovery.slurm.hostlist import compress
 OUTPUT_LIMIT_BYTES = 256 << 20
 """Most that is read of one answer: a job is about 6 kB of JSON, so forty thousand jobs."""
 
-IDS_LIMIT = 1000
-"""More ids than this are not listed on the command line: all jobs are asked for instead."""
+NAMES_LIMIT = 1000
+"""More jobs or nodes are not named on the command line: all are asked for instead."""
 
 REASON_LIMIT = 500
 """Characters of a drain reason. Slurm keeps 70,000 as well, and prints them all in every list."""
@@ -84,7 +84,7 @@ class CliScheduler:
         kept = {name: value for name, value in given.items() if not _STRIPPED.fullmatch(name)}
         self._environment = {"PATH": os.defpath, **kept, "LC_ALL": "C"}
         self._timeout_seconds = timeout_seconds
-        self._nodes_command: tuple[str, ...] | None = None
+        self._sinfo_lists_nodes: bool | None = None
 
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         """Return the jobs that slurmctld remembers; see ``Scheduler.jobs``.
@@ -94,7 +94,7 @@ class CliScheduler:
         if ids is not None and not ids:
             return {}
         asked = ["squeue", "--json", "--states=all"]
-        if ids is not None and len(ids) <= IDS_LIMIT:
+        if ids is not None and len(ids) <= NAMES_LIMIT:
             asked.append("--jobs=" + ",".join(str(int(one)) for one in sorted(ids)))
         result = self._run(asked)
         if result.status and _UNKNOWN_JOB in result.stderr:
@@ -105,21 +105,20 @@ class CliScheduler:
     def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
         """Return nodes by name; see ``Scheduler.nodes``.
 
-        All are asked for and the rest dropped: scontrol answers a list that holds one unknown
-        name in a different way in each release.
+        scontrol leaves out names that it does not know; sinfo prints all nodes, whatever is asked.
         """
         if names is not None and not names:
             return {}
-        if self._nodes_command is None:
-            self._nodes_command = self._find_nodes_command()
-        result = self._run(self._nodes_command)
+        if self._sinfo_lists_nodes is None:
+            self._sinfo_lists_nodes = self._is_older_than_23_02()
+        asked = ["sinfo", "--json"] if self._sinfo_lists_nodes else _show_nodes(names)
         try:
             nodes = _understood(
-                self._nodes_command, result, lambda text: documents.read_nodes(text, _uid_of)
+                asked, self._run(asked), lambda text: documents.read_nodes(text, _uid_of)
             )
         except SchedulerUnavailable:
             # Slurm may have been upgraded under a long-running aggregator.
-            self._nodes_command = None
+            self._sinfo_lists_nodes = None
             raise
         return nodes if names is None else {one: nodes[one] for one in names if one in nodes}
 
@@ -155,18 +154,16 @@ class CliScheduler:
         if nodes:
             self._change("update", f"nodename={_node_list(nodes)}", "state=resume")
 
-    def _find_nodes_command(self) -> tuple[str, ...]:
-        """Return what prints a list of nodes: before 23.02 sinfo does, and scontrol from then on.
+    def _is_older_than_23_02(self) -> bool:
+        """Return whether it is sinfo that prints a list of nodes, and scontrol has no JSON yet.
 
-        From 23.11 on ``sinfo --json`` groups nodes that look alike.
+        Later releases' ``sinfo --json`` puts nodes that look alike into one entry.
         """
         text = self._run(["scontrol", "--version"]).stdout
         match = re.search(r"slurm\S* (\d+)\.(\d+)", text)
         if not match:
             raise SchedulerUnavailable(f"scontrol --version says {text[:100]!r}")
-        if (int(match[1]), int(match[2])) < (23, 2):
-            return ("sinfo", "--json")
-        return ("scontrol", "--json", "show", "nodes")
+        return (int(match[1]), int(match[2])) < (23, 2)
 
     def _run(self, arguments: Sequence[str]) -> command.Completed:
         name = arguments[0]
@@ -225,6 +222,15 @@ def _understood(
         raise SchedulerUnavailable(
             f"{arguments[0]} printed no document that can be read: {error}"
         ) from error
+
+
+def _show_nodes(names: Collection[str] | None) -> list[str]:
+    command = ["scontrol", "--json", "show", "nodes"]
+    if names is None or len(names) > NAMES_LIMIT:
+        return command
+    # No node has a name of another form, and a forged one could read as an option.
+    known_form = [name for name in names if _NODE.fullmatch(name)]
+    return [*command, compress(known_form)] if known_form else command
 
 
 def _job(job: str) -> str:

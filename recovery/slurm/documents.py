@@ -30,8 +30,10 @@ UidOf = Callable[[str], "int | None"]
 """The uid of a user name, None where there is no such user (Slurm's JSON has names alone)."""
 
 _JOB_BASES = frozenset(
-    ("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
-    + ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
+    (
+        *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"),
+        *("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
+    )
 )
 # What a flag that 22.05 shows alone says of the base state (slurm.h: enum job_states, JOB_…).
 _BASE_BEHIND = {
@@ -137,10 +139,10 @@ def _job(fields: dict[str, Any]) -> Job:
     exit_code, signal = _exit(fields["exit_code"])
     array_job, array_task = _number(fields["array_job_id"]), fields["array_task_id"]
     return Job(
-        id=int(fields["job_id"]),
+        id=_id(fields["job_id"]),
         name=_text(fields["name"]),
         user=_text(fields["user_name"]),
-        uid=int(fields["user_id"]),
+        uid=_id(fields["user_id"]),
         account=_text(fields["account"]),
         partition=_text(fields["partition"]),
         qos=_text(fields["qos"]),
@@ -164,7 +166,8 @@ def _job(fields: dict[str, Any]) -> Job:
         priority=_number(fields["priority"]),
         array=f"{array_job}_{array_task}" if array_job and array_task is not None else None,
         het_job_id=_number(fields["het_job_id"]) or None,
-        sluid=_text(fields.get("sluid")) or None,
+        # 26.05 has it in an object that names the whole job as a step.
+        sluid=_text(fields.get("step_id", {}).get("sluid")) or None,
         comment=_text(_comment(fields, "user", "comment")),
         admin_comment=_text(_comment(fields, "administrator", "admin_comment")),
         stdout=_text(fields.get("stdout_expanded")) or _text(fields["standard_output"]),
@@ -247,8 +250,16 @@ def _number(value: Any) -> int:
     """Return a number, 0 where Slurm says that it is not set."""
     if value is None:
         return 0
-    number = int(value)
-    return 0 if number in (_UNSET, _UNSET + 1) else number
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r:.40} where a number belongs")
+    return 0 if value in (_UNSET, _UNSET + 1) else value
+
+
+def _id(value: Any) -> int:
+    """Return a number of a kind for which 0 means something: unset must not become root."""
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r:.40} where an id belongs")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -44,12 +44,12 @@ def expand(text: str, limit: int = EXCLUDE_LIMIT) -> tuple[str, ...]:
     if len(text) > TEXT_LIMIT_BYTES:
         raise HostlistError(f"a hostlist of {len(text)} characters is too long")
     names: dict[str, None] = {}
-    for term in _terms(text):
-        # One more than allowed is enough to know, and keeps a huge product from being built.
-        for name in itertools.islice(_expand_term(term, limit), limit + 1):
-            names[name] = None
-            if len(names) > limit:
-                raise HostlistError(f"a hostlist stands for more than {limit} nodes")
+    expanded = itertools.chain.from_iterable(_expand_term(term, limit) for term in _terms(text))
+    for count, name in enumerate(expanded):
+        # Counted before doubles are dropped, for it is the work that has to end.
+        if count >= limit:
+            raise HostlistError(f"a hostlist stands for more than {limit} nodes")
+        names[name] = None
     return tuple(names)
 
 
