@@ -150,7 +150,7 @@ def test_nodes_are_drained_in_one_command_and_returned(
         (lambda slurm: slurm.hold("999999"), "Invalid job id specified"),
         (lambda slurm: slurm.start_now("999999", ["n1"]), "Invalid job id specified"),
         (lambda slurm: slurm.drain(["n99"], "x"), "Invalid node name specified"),
-        (lambda slurm: slurm.undrain(["n1"]), "Invalid node state specified"),
+        (lambda slurm: slurm.undrain(["n1"]), "Invalid node state"),
         (lambda slurm: slurm.requeue("--help"), "not a job id"),
         (lambda slurm: slurm.requeue("1 2"), "not a job id"),
         (lambda slurm: slurm.start_now("1", ["n1 State=RESUME"]), "not a node name"),
