@@ -1,16 +1,19 @@
 """The Scheduler by Slurm's own commands: squeue, sinfo and scontrol.
 
-    with private_cluster() as cluster:
-        scheduler = CliScheduler(cluster.environment)
-        scheduler.start_now("12", ["n3"])
+    scheduler = CliScheduler()
+    failed = scheduler.jobs([12])[12]
+    scheduler.requeue("12")
+    …                                   # until the job is pending
+    scheduler.start_now("12", [*failed.excluded, "n3"])
 
 Reads are one command each, however many jobs or nodes they name. What is read is JSON, by
 ``documents``; what changes is one ``scontrol`` each, logged once with its time and exit status.
 
 Silence is never an answer. A command that did not run, did not end in time, ended by a signal,
 printed no document or a document with an error raises SchedulerUnavailable; CommandRefused is for
-what slurmctld itself said. 22.05 tells the two apart only by text: with slurmctld away, ``scontrol
-requeue`` exits 1 with "Unexpected message received", just as it exits 1 for an unknown job.
+what slurmctld itself said. For a change only the text tells the two apart: with slurmctld away,
+``scontrol requeue`` of 22.05, 24.11 and 26.05 exits 1 with "Unexpected message received", just as
+it exits 1 for an unknown job. A change that ends as SchedulerUnavailable may have been made or not.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ NODE_LIST_LIMIT = 100_000
 _JOB = re.compile(r"\d{1,10}(?:_\d{1,10})?(?:\+\d{1,5})?", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 
-# What the client prints when it is the connection that failed (slurm_errno.c). The first is also
-# what 22.05 prints for a controller that is stopped.
+# What the client prints when it is the connection that failed (slurm_errno.c). The first is what
+# requeue, hold and release print for a controller that is stopped or frozen.
 _AWAY = re.compile(
     r"Unexpected message received|Unable to contact slurm controller|Socket timed out"
     r"|Zero Bytes were transmitted|Connection (?:refused|reset|timed out)|backup controller"
