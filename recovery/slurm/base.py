@@ -72,8 +72,12 @@ class Job:
 
     @property
     def name_for_commands(self) -> str:
-        """What scontrol calls this job: ``6_2`` for an array task, else the number."""
-        return self.array or str(self.id)
+        """What scontrol calls this job: ``6_2`` for an array task, else a number.
+
+        For each part of a heterogeneous job that is the number of its leader: Slurm requeues,
+        holds and updates it whole ("Job not heterogeneous job leader", it says of a part).
+        """
+        return self.array or str(self.het_job_id or self.id)
 
     @property
     def pending(self) -> bool:
