@@ -284,6 +284,15 @@ class Store:
         """Whether a record of that id is in the index."""
         return bool(self._rows("SELECT 1 FROM records WHERE id = ?", (record_id,)))
 
+    def unknown(self, records: Sequence[FaultRecord]) -> list[FaultRecord]:
+        """Return those of ``records`` whose id is not in the index."""
+        known: set[str] = set()
+        for ids in _chunks([record.id for record in records]):
+            marks = ",".join("?" * len(ids))
+            rows = self._rows(f"SELECT id FROM records WHERE id IN ({marks})", ids)
+            known.update(row[0] for row in rows)
+        return [record for record in records if record.id not in known]
+
     def records(self, nodes: Collection[str] | None, since: str, until: str) -> list[FaultRecord]:
         """Return the records of ``nodes`` (None: of all) with since <= time < until, by time."""
         if nodes is None:
@@ -428,6 +437,11 @@ class Store:
         """Keep a small value that can be lost."""
         with self._transaction():
             self._put_meta(key, value)
+
+    def forget_meta(self, key: str) -> None:
+        """Drop a small value."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
 
     def _put_meta(self, key: str, value: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
