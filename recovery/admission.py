@@ -1,6 +1,6 @@
 """Whether a file's content is a fault record, and whose word it is.
 
-    >>> parse(b'{"schema": NaN}', None)
+    >>> parse(b'{"schema": NaN}', "01K…")
     Traceback (most recent call last):
     recovery.admission.Refused: it is not JSON: NaN is no JSON number
 
@@ -29,21 +29,30 @@ class Refused(Exception):
     """The content is not acceptable; the text is the reason in one sentence."""
 
 
-def parse(content: bytes, record_id: str | None) -> dict[str, Any]:
+def parse(content: bytes, record_id: str) -> dict[str, Any]:
     """Return the document of a fault record; ``record_id`` is what the file's name promises.
 
     Raises:
         Refused: it is not strict JSON, not of the schema, or contradicts itself or its name.
     """
     document: dict[str, Any] = _strict_json(content)
-    _validate(_validators()[0], document)
-    if record_id is not None and document["id"] != record_id:
+    check(document)
+    if document["id"] != record_id:
         raise Refused(f"its name says {record_id}, but inside it says {document['id']}")
+    return document
+
+
+def check(document: dict[str, Any]) -> None:
+    """Check what JSON has read as a fault record.
+
+    Raises:
+        Refused: it is not of the schema, or contradicts itself.
+    """
+    _validate(_validators()[0], document)
     _check_time(document["time"])
     verdict = worst([finding["severity"] for finding in document["findings"]])
     if document["verdict"] != verdict:
         raise Refused(f"its verdict is {document['verdict']}, but its findings say {verdict}")
-    return document
 
 
 def parse_heartbeat(content: bytes, node: str) -> dict[str, Any]:

@@ -70,13 +70,21 @@ def append(spool: int, received: str, documents: Sequence[str]) -> dict[str, int
                 os.fsync(descriptor)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, size)
+                    _take_back(descriptor, size, len(content) - len(view))
                 raise
             if size == 0:
                 os.fsync(folder)
-            return {day: size + len(content)}
+            # What else has been added meanwhile, by a child given up that woke again, are records
+            # that are still in incoming.
+            return {day: os.fstat(descriptor).st_size}
         finally:
             os.close(descriptor)
+
+
+def _take_back(descriptor: int, size: int, written: int) -> None:
+    """Cut off a part of our lines, unless somebody else's already follow them."""
+    if os.fstat(descriptor).st_size == size + written:
+        os.ftruncate(descriptor, size)
 
 
 def beyond(

@@ -10,26 +10,23 @@ with what the index now covers of the archive (one transaction), and only then o
 
 A pass consists of steps, which touch only the spool (``spool_reader``), and of what is done to
 the index in between, which touches only the controller's own disk. ``Inbox`` does both in this
-process and waits for the spool; ``ChildInbox`` has the steps done by a child and goes on without
-it when it does not answer.
+process and waits for the spool; ``inbox_child`` has the steps done by a child, and goes on
+without it when it does not answer.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from recovery.spool_reader import Reply, SpoolReader
-from recovery.store import Store
+from recovery.store import Store, dated
 from slurm_hooks.config import Spool
 from slurm_hooks.record import FaultRecord, utc
-
-log = logging.getLogger(__name__)
 
 PASS_LIMIT = 500
 """Most records of one pass, so that deciding gets its turn in a flood."""
@@ -57,7 +54,7 @@ class Ingested:
 
     ``accepted`` are records that the index did not have; ``restored`` counts those that came back
     from the archive. ``problems`` are sentences about what is wrong now. ``more`` says that
-    another pass would find something at once.
+    another pass would find something at once; ``finished`` that the pass has come to its end.
     """
 
     accepted: tuple[FaultRecord, ...] = ()
@@ -65,6 +62,7 @@ class Ingested:
     problems: tuple[str, ...] = ()
     restored: int = 0
     more: bool = False
+    finished: bool = True
 
 
 class Passes:
@@ -105,13 +103,13 @@ class Passes:
         lost index are only counted: what they called for has been decided, the journal knows.
         """
         oldest = (datetime.now(timezone.utc) - timedelta(days=self.index_days)).strftime("%Y-%m-%d")
-        tail = yield "replay", (store.archived(), oldest, RESTORE_LIMIT)
+        tail = yield "replay", (store.archived(oldest), oldest, RESTORE_LIMIT)
         restoring = store.meta("restoring") is not None
         restored: list[FaultRecord] = []
         for received, records in _by_arrival(tail.get("records", ())):
             fresh = store.unknown(records)
             store.add_records(fresh, received)
-            restored += fresh
+            restored += [dated(record, received) for record in fresh]
         if tail.get("covered"):
             store.add_records((), archived=tail["covered"])
         more, away = tail.get("more", False), tail.get("away", False)
@@ -144,12 +142,23 @@ def _taking_in(store: Store, limit: int) -> Steps:
         problems += kept.get("problems", ())
         if kept.get("covered"):
             store.add_records(list(fresh.values()), received, kept["covered"])
-            accepted = tuple(fresh.values())
+            accepted = tuple(dated(record, received) for record in fresh.values())
+            problems += _wrong_clocks(fresh.values(), received)
             done += fresh
     if done:
         problems += (yield "remove", (done,)).get("problems", ())
     rejected = tuple(Rejected(name, reason) for name, reason in batch.get("rejected", ()))
-    return Ingested(accepted, rejected, tuple(problems), more=batch.get("more", False))
+    # Where nothing moves, looking again at once would find the same.
+    more = batch.get("more", False) and bool(done or rejected)
+    return Ingested(accepted, rejected, tuple(problems), more=more)
+
+
+def _wrong_clocks(records: Iterable[FaultRecord], received: str) -> list[str]:
+    nodes = sorted({r.node for r in records if dated(r, received).time != r.time})
+    if not nodes:
+        return []
+    named = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
+    return [f"clocks are wrong on {named}: their records are dated by when they arrived"]
 
 
 class Inbox:

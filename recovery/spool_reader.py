@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery import archive
-from recovery.admission import Refused, parse, parse_heartbeat
+from recovery.admission import Refused, check, parse, parse_heartbeat
 from recovery.munge import MungeUnavailable, may_speak_for, unseal
 from slurm_hooks.config import Spool
 from slurm_hooks.record import utc
@@ -93,7 +93,7 @@ class SpoolReader:
         records = []
         for received, document in tail.records:
             try:
-                parse(json.dumps(document).encode(), None)
+                check(document)
                 records.append((received, document))
             except Refused as error:
                 tail.problems.append(f"an archived record is left out: {error}")
@@ -123,17 +123,21 @@ class SpoolReader:
                 except FileNotFoundError:
                     continue
                 except Refused as error:
-                    problem = self._reject(spool, incoming, name, str(error))
-                    if problem:
-                        problems.append(problem)
-                    else:
-                        rejected.append((name, str(error)))
+                    try:
+                        self._reject(spool, incoming, name, str(error))
+                        rejected.append((_shown(name), str(error)))
+                    except OSError as failed:
+                        self._left_alone[name] = time.monotonic() + RETRY_SECONDS
+                        problems.append(
+                            f"incoming/{_shown(name)} cannot be moved to rejected:"
+                            f" {failed.strerror} ({error})"
+                        )
                 except MungeUnavailable as error:
                     problems.append(f"records wait, since MUNGE does not answer: {error}")
                     break
                 except OSError as error:
                     self._left_alone[name] = time.monotonic() + RETRY_SECONDS
-                    problems.append(f"incoming/{name} cannot be read: {error.strerror}")
+                    problems.append(f"incoming/{_shown(name)} cannot be read: {error.strerror}")
                 if size > READ_LIMIT_BYTES:
                     more = True
                     break
@@ -261,32 +265,20 @@ class SpoolReader:
                 )
         return ""
 
-    def _reject(self, spool: int, incoming: int, name: str, reason: str) -> str:
-        """Move a file to ``rejected``, unopened, with its reason; return what went wrong or ''."""
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir("rejected", 0o755, dir_fd=spool)
-            with _opened("rejected", spool) as rejected:
-                target = _free_name(name, rejected)
-                why = os.open(
-                    f"{target}.why",
-                    os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
-                    0o644,
-                    dir_fd=rejected,
-                )
-                try:
-                    os.write(
-                        why, f"{utc()} incoming/{name!r}: {reason}\n".encode("utf-8", "replace")
-                    )
-                finally:
-                    os.close(why)
-                os.rename(name, target, src_dir_fd=incoming, dst_dir_fd=rejected)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            self._left_alone[name] = time.monotonic() + RETRY_SECONDS
-            return f"incoming/{name!r} cannot be moved to rejected: {error.strerror} ({reason})"
-        return ""
+    def _reject(self, spool: int, incoming: int, name: str, reason: str) -> None:
+        """Move a file to ``rejected``, unopened, with its reason beside it."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("rejected", 0o755, dir_fd=spool)
+        with _opened("rejected", spool) as rejected:
+            target = _free_name(name, rejected)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            # The reason first: a crash in between leaves a file that is judged again.
+            why = os.open(f"{target}.why", flags, 0o644, dir_fd=rejected)
+            try:
+                os.write(why, f"{utc()} incoming/{_shown(name)}: {reason}\n".encode())
+            finally:
+                os.close(why)
+            os.rename(name, target, src_dir_fd=incoming, dst_dir_fd=rejected)
 
 
 def _read_file(name: str, folder: int, limit: int) -> tuple[bytes, int, int]:
@@ -325,6 +317,11 @@ def _abandoned(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         return time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_SECONDS
     return False
+
+
+def _shown(name: str) -> str:
+    """A file's name for people: a terminal must survive it, whatever it is made of."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _free_name(name: str, rejected: int) -> str:

@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from recovery.decision import Action, Decision, Outcome
+from recovery.index_file import IndexFile, StoreDamaged, StoreError
 from recovery.journal import Journal
 from slurm_hooks.record import FaultRecord, seconds_of, utc
 
-log = logging.getLogger(__name__)
+__all__ = ["Breaker", "Requeue", "Store", "StoreDamaged", "StoreError", "open_store", "rebuild"]
 
-LAYOUT = 1
-"""Version of the tables; an index of another one is built anew."""
+log = logging.getLogger(__name__)
 
 AHEAD_SECONDS = 300.0
 BEHIND_SECONDS = 30 * 86_400.0
@@ -37,55 +36,6 @@ BEHIND_SECONDS = 30 * 86_400.0
 buffer records for days while the spool is away, but no node lives in the future."""
 
 _NAMES_IN_ONE_QUERY = 500
-
-_TABLES = """
-CREATE TABLE records (
-    id TEXT PRIMARY KEY, node TEXT NOT NULL, time TEXT NOT NULL, received TEXT NOT NULL,
-    hook TEXT NOT NULL, job_id INTEGER, restart INTEGER, document TEXT NOT NULL
-);
-CREATE INDEX records_node ON records (node, time);
-CREATE INDEX records_job ON records (job_id, restart, time) WHERE job_id IS NOT NULL;
-CREATE INDEX records_hook ON records (hook, time);
-CREATE INDEX records_time ON records (time);
-CREATE TABLE archived (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE heartbeats (
-    node TEXT PRIMARY KEY, received TEXT NOT NULL, document TEXT NOT NULL
-);
-CREATE TABLE decisions (
-    id TEXT PRIMARY KEY, time TEXT NOT NULL, open INTEGER NOT NULL, attempt TEXT, cluster TEXT,
-    job_id INTEGER, uid INTEGER, owner TEXT NOT NULL, partition TEXT NOT NULL,
-    fault_class TEXT NOT NULL, document TEXT NOT NULL
-);
-CREATE INDEX decisions_time ON decisions (time);
-CREATE INDEX decisions_open ON decisions (time) WHERE open;
-CREATE INDEX decisions_attempt ON decisions (attempt, time) WHERE attempt IS NOT NULL;
-CREATE INDEX decisions_job ON decisions (job_id, time) WHERE job_id IS NOT NULL;
-CREATE INDEX decisions_owner ON decisions (owner, time);
-CREATE INDEX decisions_partition ON decisions (partition, time);
-CREATE INDEX decisions_class ON decisions (fault_class, time);
-CREATE TABLE decision_nodes (
-    node TEXT NOT NULL, time TEXT NOT NULL, decision TEXT NOT NULL,
-    PRIMARY KEY (node, time, decision)
-) WITHOUT ROWID;
-CREATE INDEX decision_nodes_decision ON decision_nodes (decision);
-CREATE TABLE requeues (
-    time TEXT NOT NULL, decision TEXT NOT NULL, target TEXT NOT NULL, state TEXT NOT NULL,
-    job_id INTEGER, uid INTEGER, PRIMARY KEY (decision, target)
-) WITHOUT ROWID;
-CREATE INDEX requeues_time ON requeues (time);
-CREATE TABLE breakers (
-    kind TEXT PRIMARY KEY, tripped INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
-
-
-class StoreError(Exception):
-    """The index does not answer or take anything now: locked for long, or the disk is full."""
-
-
-class StoreDamaged(StoreError):
-    """The index cannot be used any more; ``open_store`` builds it anew, nothing is lost."""
 
 
 @dataclass(frozen=True)
@@ -163,23 +113,11 @@ class Store:
             StoreError: it cannot be opened.
         """
         self.path = path
-        try:
-            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=10.0, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{path}: {error}") from error
-        try:
-            with self._guarded():
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                self._connection.execute("PRAGMA synchronous = NORMAL")
-                self._make_tables()
-        except StoreError:
-            self._connection.close()
-            raise
+        self._file = IndexFile(path)
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self._file.close()
 
     # -- events ---------------------------------------------------------------------------
 
@@ -189,7 +127,7 @@ class Store:
 
     def apply_all(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take in events in one transaction."""
-        with self._transaction():
+        with self._file.transaction():
             last = self.last_seq()
             for event in events:
                 if event["seq"] <= last:
@@ -218,7 +156,7 @@ class Store:
             self._put_decision(Decision.from_dict(event["decision"]))
         elif kind == "breaker":
             row = (event["kind"], bool(event["tripped"]), str(event["why"]), event["time"])
-            self._connection.execute("INSERT OR REPLACE INTO breakers VALUES (?, ?, ?, ?)", row)
+            self._file.change("INSERT OR REPLACE INTO breakers VALUES (?, ?, ?, ?)", row)
         elif kind in ("action", "outcome", "addendum"):
             decision = self.decision(event["decision"])
             if decision is None:
@@ -232,7 +170,7 @@ class Store:
             self._put_decision(decision)
 
     def _put_decision(self, decision: Decision) -> None:
-        attempt, run = decision.attempt, self._connection.execute
+        attempt, run = decision.attempt, self._file.change
         job_id = attempt.job_id if attempt else None
         row = (
             decision.id, decision.time, decision.open, attempt and attempt.key,
@@ -268,42 +206,39 @@ class Store:
         """
         received = received or utc()
         rows = [_record_row(record, received) for record in records]
-        with self._transaction():
-            before = self._connection.total_changes
-            self._connection.executemany(
+        with self._file.transaction():
+            added = self._file.change_many(
                 "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
-            added = self._connection.total_changes - before
-            for day, covered in (archived or {}).items():
-                self._connection.execute(
-                    "INSERT OR REPLACE INTO archived VALUES (?, ?)", (day, covered)
-                )
+            self._file.change_many(
+                "INSERT OR REPLACE INTO archived VALUES (?, ?)", (archived or {}).items()
+            )
         return added
 
     def known(self, record_id: str) -> bool:
         """Whether a record of that id is in the index."""
-        return bool(self._rows("SELECT 1 FROM records WHERE id = ?", (record_id,)))
+        return bool(self._file.rows("SELECT 1 FROM records WHERE id = ?", (record_id,)))
 
     def unknown(self, records: Sequence[FaultRecord]) -> list[FaultRecord]:
         """Return those of ``records`` whose id is not in the index."""
         known: set[str] = set()
         for ids in _chunks([record.id for record in records]):
             marks = ",".join("?" * len(ids))
-            rows = self._rows(f"SELECT id FROM records WHERE id IN ({marks})", ids)
+            rows = self._file.rows(f"SELECT id FROM records WHERE id IN ({marks})", ids)
             known.update(row[0] for row in rows)
         return [record for record in records if record.id not in known]
 
     def records(self, nodes: Collection[str] | None, since: str, until: str) -> list[FaultRecord]:
         """Return the records of ``nodes`` (None: of all) with since <= time < until, by time."""
         if nodes is None:
-            found = self._rows(
+            found = self._file.rows(
                 "SELECT time, document FROM records WHERE time >= ? AND time < ?", (since, until)
             )
         else:
             found = []
             for names in _chunks(sorted(nodes)):
                 marks = ",".join("?" * len(names))
-                found += self._rows(
+                found += self._file.rows(
                     f"SELECT time, document FROM records WHERE node IN ({marks})"
                     " AND time >= ? AND time < ?",
                     (*names, since, until),
@@ -317,25 +252,27 @@ class Store:
         query, arguments = "job_id = ? AND time >= ?", [job_id, since]
         if restart is not None:
             query, arguments = f"{query} AND restart = ?", [*arguments, restart]
-        return _by_time(self._rows(f"SELECT time, document FROM records WHERE {query}", arguments))
+        return _by_time(
+            self._file.rows(f"SELECT time, document FROM records WHERE {query}", arguments)
+        )
 
     def hook_records(self, hook: str, since: str, until: str) -> list[FaultRecord]:
         """Return the records that ``hook`` wrote with since <= time < until, by time."""
         query = "SELECT time, document FROM records WHERE hook = ? AND time >= ? AND time < ?"
-        return _by_time(self._rows(query, (hook, since, until)))
+        return _by_time(self._file.rows(query, (hook, since, until)))
 
     def forget_records(self, before: str, limit: int = 1000) -> int:
         """Drop up to ``limit`` records older than ``before``, return how many; archives stay."""
-        with self._transaction():
-            return self._connection.execute(
+        with self._file.transaction():
+            return self._file.change(
                 "DELETE FROM records WHERE id IN"
                 " (SELECT id FROM records WHERE time < ? ORDER BY time LIMIT ?)",
                 (before, limit),
-            ).rowcount
+            )
 
-    def archived(self) -> dict[str, int]:
-        """Return how many bytes of each day's archive the index covers."""
-        return dict(self._rows("SELECT day, bytes FROM archived"))
+    def archived(self, since_day: str = "") -> dict[str, int]:
+        """Return how many bytes of each day's archive the index covers, from ``since_day`` on."""
+        return dict(self._file.rows("SELECT day, bytes FROM archived WHERE day >= ?", (since_day,)))
 
     def put_heartbeat(self, node: str, document: Mapping[str, Any]) -> None:
         """Keep a node's last heartbeat."""
@@ -345,12 +282,12 @@ class Store:
         """Keep the last heartbeat of each node, in one transaction."""
         received = utc()
         rows = [(node, received, _json(document)) for node, document in documents.items()]
-        with self._transaction():
-            self._connection.executemany("INSERT OR REPLACE INTO heartbeats VALUES (?, ?, ?)", rows)
+        with self._file.transaction():
+            self._file.change_many("INSERT OR REPLACE INTO heartbeats VALUES (?, ?, ?)", rows)
 
     def heartbeats(self) -> dict[str, dict[str, Any]]:
         """Return the last heartbeat of each node, with ``received`` (when it was seen) added."""
-        rows = self._rows("SELECT node, received, document FROM heartbeats ORDER BY node")
+        rows = self._file.rows("SELECT node, received, document FROM heartbeats ORDER BY node")
         return {node: {**json.loads(text), "received": when} for node, when, text in rows}
 
     # -- decisions ------------------------------------------------------------------------
@@ -405,7 +342,7 @@ class Store:
         if node is not None:
             table = "decision_nodes n CROSS JOIN decisions d ON d.id = n.decision"
         time = "n" if node is not None else "d"
-        rows = self._rows(
+        rows = self._file.rows(
             f"SELECT d.document FROM {table} WHERE {where.replace('t.time', f'{time}.time')}"
             f" ORDER BY {time}.time DESC, d.id DESC LIMIT ?",
             (*given.values(), limit),
@@ -414,7 +351,7 @@ class Store:
 
     def requeues_since(self, time: str) -> list[Requeue]:
         """Return the requeues ordered from ``time`` on that ran or may have run, oldest first."""
-        rows = self._rows(
+        rows = self._file.rows(
             "SELECT decision, target, time, state, job_id, uid FROM requeues WHERE time >= ?"
             " AND state IN ('planned', 'done', 'verified') ORDER BY time",
             (time,),
@@ -423,92 +360,57 @@ class Store:
 
     def breakers(self) -> dict[str, Breaker]:
         """Return the circuit breakers by their kind."""
-        rows = self._rows("SELECT kind, tripped, why, time FROM breakers ORDER BY kind")
+        rows = self._file.rows("SELECT kind, tripped, why, time FROM breakers ORDER BY kind")
         return {kind: Breaker(kind, bool(tripped), why, time) for kind, tripped, why, time in rows}
 
     # -- small values ---------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
         """Return a small value, None where there is none; it does not survive a rebuild."""
-        rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
+        rows = self._file.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
     def put_meta(self, key: str, value: str) -> None:
         """Keep a small value that can be lost."""
-        with self._transaction():
+        with self._file.transaction():
             self._put_meta(key, value)
 
     def forget_meta(self, key: str) -> None:
         """Drop a small value."""
-        with self._transaction():
-            self._connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+        with self._file.transaction():
+            self._file.change("DELETE FROM meta WHERE key = ?", (key,))
 
     def _put_meta(self, key: str, value: str) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._file.change("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     # -- SQLite ---------------------------------------------------------------------------
 
     def _decisions(self, query: str, arguments: Sequence[Any] = ()) -> list[Decision]:
-        rows = self._rows(f"SELECT document FROM decisions {query}", arguments)
+        rows = self._file.rows(f"SELECT document FROM decisions {query}", arguments)
         return [Decision.from_dict(json.loads(text)) for (text,) in rows]
 
-    def _rows(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._guarded():
-            return self._connection.execute(query, arguments).fetchall()
 
-    def _make_tables(self) -> None:
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version == LAYOUT:
-            return
-        if version or self._connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise StoreDamaged(f"{self.path} has layout {version}, this version needs {LAYOUT}")
-        self._connection.executescript(
-            f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT;"
-        )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._guarded():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._connection.rollback()
-                raise
-            self._connection.execute("COMMIT")
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.OperationalError, sqlite3.InterfaceError) as error:
-            raise StoreError(f"{self.path}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            # What is left of SQLite's classes: "malformed", "not a database".
-            raise StoreDamaged(f"{self.path}: {error}") from error
-
-
-def effective_time(record: FaultRecord, received: str) -> str:
-    """Return the record's time, or when it was received where its own cannot be right."""
+def dated(record: FaultRecord, received: str) -> FaultRecord:
+    """Return the record with its time, or when it was received where its own cannot be right."""
     age = seconds_of(received) - seconds_of(record.time)
-    return record.time if -AHEAD_SECONDS <= age <= BEHIND_SECONDS else received
+    believable = -AHEAD_SECONDS <= age <= BEHIND_SECONDS
+    return record if believable else replace(record, time=received)
 
 
 def _record_row(record: FaultRecord, received: str) -> tuple[Any, ...]:
     job = record.job
     return (
-        record.id, record.node, effective_time(record, received), received, record.hook,
+        record.id, record.node, dated(record, received).time, received, record.hook,
         job.id if job else None, job.restart if job else None, _json(record.to_dict()),
     )  # fmt: skip
 
 
 def _by_time(rows: Iterable[tuple[str, str]]) -> list[FaultRecord]:
-    records = (_dated(FaultRecord.from_dict(json.loads(text)), time) for time, text in rows)
+    records = []
+    for time, text in rows:
+        record = FaultRecord.from_dict(json.loads(text))
+        records.append(record if record.time == time else replace(record, time=time))
     return sorted(records, key=lambda record: (record.time, record.id))
-
-
-def _dated(record: FaultRecord, time: str) -> FaultRecord:
-    return record if record.time == time else replace(record, time=time)
 
 
 def _first(decisions: Sequence[Decision]) -> Decision | None:
