@@ -32,7 +32,7 @@ SLOW_SECONDS = 5.0
 """A spool that has not answered for so long is worth a sentence."""
 
 RESTART_SECONDS = 5.0
-"""Shortest time between two starts of a child that keeps dying."""
+"""Shortest time between two restarts of a child that keeps dying."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -50,7 +50,8 @@ class ChildInbox:
         self._passes = Passes(index_days)
         self._steps: Steps | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._started = float("-inf")
+        self._restarted = float("-inf")
+        self._has_died = False
         self._asked = 0.0
         self._received = bytearray()
 
@@ -81,6 +82,7 @@ class ChildInbox:
             ingested: Ingested = end.value
             return ingested
         except ChildDied as error:
+            self._has_died = True
             self.close()
             return Ingested(problems=(str(error),))
         except BaseException:
@@ -107,9 +109,10 @@ class ChildInbox:
     def _start_child(self) -> None:
         if self._child:
             return
-        if time.monotonic() - self._started < RESTART_SECONDS:
-            raise ChildDied("the spool's reader has just ended; it is started again in a moment")
-        self._started = time.monotonic()
+        if self._has_died:
+            if time.monotonic() - self._restarted < RESTART_SECONDS:
+                raise ChildDied("the spool's reader keeps ending; it is started again in a moment")
+            self._restarted = time.monotonic()
         try:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "recovery.spool_reader"],
