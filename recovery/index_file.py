@@ -140,8 +140,11 @@ class IndexFile:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.OperationalError, sqlite3.InterfaceError) as error:
+        except sqlite3.OperationalError as error:
             raise StoreError(f"{self.path}: {error}") from error
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError, OverflowError) as error:
+            # A value that SQLite has no type for; the file has nothing to do with it.
+            raise ValueError(f"cannot be stored: {error}") from error
         except sqlite3.DatabaseError as error:
             # What is left of SQLite's classes: "malformed", "not a database".
             raise StoreDamaged(f"{self.path}: {error}") from error

@@ -52,13 +52,15 @@ def record(node: str = "n3", job: int | None = 12, restart: int = 0, **changes: 
     return replace(made, **changes)
 
 
-def decision(name: str = "d1", job: int | None = 12, restart: int = 0, **changes: Any) -> Decision:
+def decision(
+    name: str = "d1", job_id: int | None = 12, restart: int = 0, **changes: Any
+) -> Decision:
     """A decision to requeue ann's job off n3, and to drain n3."""
     made = Decision(
         id=name,
         time=utc(),
         incident=f"incident of {name}",
-        attempt=None if job is None else Attempt("c1", job, restart, submit_time=1796189498),
+        attempt=None if job_id is None else Attempt("c1", job_id, restart, submit_time=1796189498),
         cause=Cause("hardware.gpu", "established", "gone", (Implicated("n3", "Xid 79", "nvml"),)),
         job=JobAnswer("requeue", "its GPU fell off the bus", excluded=("n3",)),
         nodes=(NodeAnswer("n3", "drain", "GPU 3 fell off the bus"),),
