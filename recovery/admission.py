@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from typing import Any, NoReturn
 
 import fastjsonschema
 
-from slurm_hooks.record import seconds_of, worst
+from slurm_hooks.record import worst
 
 _REASON_LIMIT = 400
 
@@ -128,7 +129,7 @@ def _strict_json(content: bytes) -> Any:
 
 def _check_time(text: str) -> None:
     try:
-        seconds_of(text)
+        datetime.fromisoformat(text[:-1])  # the schema has seen to its form
     except ValueError as error:
         raise Refused(f"{text} is no time") from error
 

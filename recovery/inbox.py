@@ -16,6 +16,7 @@ without it when it does not answer.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,8 +107,8 @@ class Passes:
         tail = yield "replay", (store.archived(oldest), oldest, RESTORE_LIMIT)
         restoring = store.meta("restoring") is not None
         restored: list[FaultRecord] = []
-        for received, records in _by_arrival(tail.get("records", ())):
-            fresh = store.unknown(records)
+        for received, documents in _by_arrival(tail.get("records", ())):
+            fresh = store.unknown([_record(document) for document in documents])
             store.add_records(fresh, received)
             restored += [dated(record, received) for record in fresh]
         if tail.get("covered"):
@@ -132,8 +133,9 @@ class Passes:
 def _taking_in(store: Store, limit: int) -> Steps:
     batch = yield "read", (limit,)
     problems = list(batch.get("problems", ()))
-    found = {name: FaultRecord.from_dict(document) for name, document in batch.get("found", ())}
-    fresh = {f"{record.id}.json": record for record in store.unknown(list(found.values()))}
+    found: dict[str, str] = dict(batch.get("found", ()))
+    records = [_record(document) for document in found.values()]
+    fresh = {f"{record.id}.json": record for record in store.unknown(records)}
     done = [name for name in found if name not in fresh]
     accepted: tuple[FaultRecord, ...] = ()
     if fresh:
@@ -141,7 +143,8 @@ def _taking_in(store: Store, limit: int) -> Steps:
         kept = yield "archive", (list(fresh), received)
         problems += kept.get("problems", ())
         if kept.get("covered"):
-            store.add_records(list(fresh.values()), received, kept["covered"])
+            documents = [found[name] for name in fresh]
+            store.add_records(list(fresh.values()), received, kept["covered"], documents)
             accepted = tuple(dated(record, received) for record in fresh.values())
             problems += _wrong_clocks(fresh.values(), received)
             done += fresh
@@ -184,8 +187,12 @@ class Inbox:
             return ingested
 
 
-def _by_arrival(records: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[FaultRecord]]]:
-    batches: dict[str, list[FaultRecord]] = {}
+def _record(document: str) -> FaultRecord:
+    return FaultRecord.from_dict(json.loads(document))
+
+
+def _by_arrival(records: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    batches: dict[str, list[str]] = {}
     for received, document in records:
-        batches.setdefault(received, []).append(FaultRecord.from_dict(document))
+        batches.setdefault(received, []).append(document)
     yield from batches.items()

@@ -94,7 +94,7 @@ class SpoolReader:
         for received, document in tail.records:
             try:
                 check(document)
-                records.append((received, document))
+                records.append((received, _one_line(document)))
             except Refused as error:
                 tail.problems.append(f"an archived record is left out: {error}")
         return {
@@ -104,7 +104,6 @@ class SpoolReader:
 
     def read(self, spool: int, limit: int) -> Reply:
         """The oldest records in ``incoming``; what is unacceptable is moved aside."""
-        found: list[tuple[str, Any]] = []
         rejected: list[tuple[str, str]] = []
         problems: list[str] = []
         self._read = {}
@@ -116,8 +115,7 @@ class SpoolReader:
             size = 0
             for name, regular in entries:
                 try:
-                    document, text = self._admit(name, regular, incoming)
-                    found.append((name, document))
+                    text = self._admit(name, regular, incoming)
                     self._read[name] = text
                     size += len(text)
                 except FileNotFoundError:
@@ -141,7 +139,10 @@ class SpoolReader:
                 if size > READ_LIMIT_BYTES:
                     more = True
                     break
-        return {"found": found, "rejected": rejected, "problems": problems, "more": more}
+        return {
+            "found": list(self._read.items()), "rejected": rejected, "problems": problems,
+            "more": more,
+        }  # fmt: skip
 
     def archive(self, spool: int, names: Sequence[str], received: str) -> Reply:
         """Put records of the last ``read`` into the archive."""
@@ -217,7 +218,8 @@ class SpoolReader:
         entries = heapq.nsmallest(limit + 1, waiting())
         return entries[:limit], len(entries) > limit
 
-    def _admit(self, name: str, regular: bool, incoming: int) -> tuple[dict[str, Any], str]:
+    def _admit(self, name: str, regular: bool, incoming: int) -> str:
+        """Return a file's record as JSON on one line."""
         if name.startswith("."):
             raise Refused("whoever was writing it has died")
         if not regular:
@@ -226,8 +228,7 @@ class SpoolReader:
         if not match:
             raise Refused("its name is not <record id>.json")
         content = self._payload(name, incoming, None)
-        document = parse(content, match.group(1))
-        return document, json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        return _one_line(parse(content, match.group(1)))
 
     def _payload(self, name: str, folder: int, node: str | None) -> bytes:
         """Read a file as its writer's authentic word."""
@@ -303,6 +304,10 @@ def _read_file(name: str, folder: int, limit: int) -> tuple[bytes, int, int]:
         return b"".join(parts), found.st_uid, found.st_mode
     finally:
         os.close(descriptor)
+
+
+def _one_line(document: dict[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def _node_in(payload: bytes) -> str:

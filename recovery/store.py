@@ -17,6 +17,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -198,14 +199,18 @@ class Store:
         records: Sequence[FaultRecord],
         received: str | None = None,
         archived: Mapping[str, int] | None = None,
+        documents: Sequence[str] | None = None,
     ) -> int:
         """Add records, return how many were new; one whose id is known is ignored.
 
         ``received`` is when they arrived (now). ``archived`` says how many bytes of which day's
         archive the index then covers, and becomes true together with the records.
+        ``documents`` are the records' JSON, where that is at hand.
         """
         received = received or utc()
-        rows = [_record_row(record, received) for record in records]
+        documents = documents or [_json(record.to_dict()) for record in records]
+        pairs = zip(records, documents, strict=True)
+        rows = [_record_row(record, received, document) for record, document in pairs]
         with self._file.transaction():
             added = self._file.change_many(
                 "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
@@ -392,16 +397,22 @@ class Store:
 
 def dated(record: FaultRecord, received: str) -> FaultRecord:
     """Return the record with its time, or when it was received where its own cannot be right."""
-    age = seconds_of(received) - seconds_of(record.time)
-    believable = -AHEAD_SECONDS <= age <= BEHIND_SECONDS
-    return record if believable else replace(record, time=received)
+    earliest, latest = _believable(received)
+    return record if earliest <= record.time <= latest else replace(record, time=received)
 
 
-def _record_row(record: FaultRecord, received: str) -> tuple[Any, ...]:
+@lru_cache(maxsize=16)
+def _believable(received: str) -> tuple[str, str]:
+    """The earliest and the latest time of a record that arrived then; such texts sort by time."""
+    seconds = seconds_of(received)
+    return utc(seconds - BEHIND_SECONDS), utc(seconds + AHEAD_SECONDS)
+
+
+def _record_row(record: FaultRecord, received: str, document: str) -> tuple[Any, ...]:
     job = record.job
     return (
         record.id, record.node, dated(record, received).time, received, record.hook,
-        job.id if job else None, job.restart if job else None, _json(record.to_dict()),
+        job.id if job else None, job.restart if job else None, document,
     )  # fmt: skip
 
 
