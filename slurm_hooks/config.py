@@ -176,13 +176,15 @@ class Controller:
     """The aggregator's own: where its state lives, how often it looks.
 
     ``state`` is on the controller's own disk. ``poll`` seconds pass between looks at the spool,
-    ``snapshot`` seconds between full looks at the scheduler.
+    ``snapshot`` seconds between full looks at the scheduler. Records stay in the index for
+    ``index_days``; their archive is the site's own to thin out.
     """
 
     state: Path = Path("/var/lib/slurm-recovery")
     poll: float = 0.25
     snapshot: float = 30.0
     command_timeout: float = 20.0
+    index_days: int = 90
 
 
 @dataclass(frozen=True)
