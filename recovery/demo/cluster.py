@@ -1,0 +1,467 @@
+"""A private, real Slurm on this machine: for the demo, the tests, and a site's own rehearsals.
+
+    >>> with Cluster(nodes=4, gpus=8) as cluster:
+    ...     job = cluster.submit("--gpus-per-node=1", "--wrap", "nvidia-smi; sleep 60")
+    ...     cluster.break_gpu("n1", 3, "lost")
+    ...     cluster.log_kernel("n1", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    ...     cluster.wait(lambda: cluster.job(job)["JobState"] == "FAILED", 30, "the job fails")
+
+One munged, one slurmctld and a slurmd per node, nodes named ``n1`` to ``nN``, on loopback, with
+ports, a key and a folder of their own, so that two clusters live side by side. GPUs are files, NVML
+a library of ours that reads one state file per node. Whatever ends this process, nothing stays:
+see ``processes``. Needs Slurm's and munge's programs; root is needed for nothing, but without it
+every job is the caller's own.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from recovery.demo import slurm_conf
+from recovery.demo.ports import Ports
+from recovery.demo.processes import Keeper, alive
+from recovery.demo.slurm_conf import Layout
+
+T = TypeVar("T")
+
+PROGRAMS = ("slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun", "squeue", "munged")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+READY_SECONDS = 60.0
+"""A busy machine is slow; an idle one needs about four seconds for four nodes."""
+
+POLL_SECONDS = 0.05
+_TAIL_LINES = 20
+_FOLDER_LIMIT_CHARACTERS = 50
+"""Slurm puts sockets below it, whose whole path may have 107 characters (unix(7))."""
+
+_WHOLE_LINES = re.compile(
+    "(Reason|Comment|AdminComment|SystemComment|Command|WorkDir|StdErr|StdIn|StdOut|Extra|OS)="
+)
+"""What scontrol prints on a line of its own, because it may contain blanks."""
+
+
+class ClusterError(Exception):
+    """The private cluster cannot be had, or something that was waited for did not happen."""
+
+
+class Cluster:
+    """A private cluster, up between ``with`` and its end.
+
+    ``folder`` must not exist yet or be empty; by default it is a new one below the system's
+    temporary folder. It is removed at the end unless ``keep``. ``config`` is text of
+    recovery.toml, ``slurm_conf_extra`` lines of slurm.conf; both win over what the cluster sets
+    itself. Without ``hooks`` Slurm runs no Prolog, Epilog or HealthCheckProgram.
+
+    ``environment`` is for everything that talks to this cluster: SLURM_CONF, PATH,
+    SLURM_RECOVERY_CONFIG and the caller's other variables, without those of another Slurm.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 4,
+        gpus: int = 8,
+        folder: Path | None = None,
+        config: str = "",
+        slurm_conf_extra: str = "",
+        hooks: bool = True,
+        health_check_seconds: int = 30,
+        slurmd_timeout_seconds: int = 300,
+        keep: bool = False,
+    ) -> None:
+        self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.gpus = gpus
+        self._wanted_folder = folder
+        self._config, self._slurm_conf_extra, self._hooks = config, slurm_conf_extra, hooks
+        self._health_check_seconds = health_check_seconds
+        self._slurmd_timeout_seconds = slurmd_timeout_seconds
+        self._keep = keep
+        self._programs: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
+        self._layout: Layout | None = None
+        self._ports: Ports | None = None
+        self._keeper: Keeper | None = None
+        self.environment: Mapping[str, str] = {}
+
+    def __enter__(self) -> Cluster:
+        self._programs = find_programs()
+        folder = _new_folder(self._wanted_folder)
+        self._layout = Layout(folder)
+        try:
+            self._keeper = Keeper(folder, remove_folder=not self._keep)
+            self._ports = Ports(1 + len(self.node_names))
+            self._write_files()
+            self._start_munge()
+            self._start_controller()
+            for node in self.node_names:
+                self.start_node(node)
+            self._wait_until_up()
+            self.wait(self._all_idle, READY_SECONDS, "every node is idle")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the cluster and remove its folder; safe to repeat."""
+        if self._keeper is not None:
+            self._keeper.close()
+        if self._ports is not None:
+            self._ports.close()
+
+    def leave_running(self) -> str:
+        """Let the cluster outlive this process; return the command that ends it."""
+        assert self._keeper is not None
+        self._keeper.detach()
+        return f"kill {self._keeper.pid}"
+
+    # What lies where
+
+    @property
+    def layout(self) -> Layout:
+        """Where the cluster's files lie.
+
+        Raises:
+            ClusterError: the cluster has not been started.
+        """
+        if self._layout is None:
+            raise ClusterError("the cluster has not been started: use it in a with statement")
+        return self._layout
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's own folder."""
+        return self.layout.folder
+
+    @property
+    def spool(self) -> Path:
+        """The shared folder through which records travel."""
+        return self.folder / "spool"
+
+    @property
+    def config_path(self) -> Path:
+        """The recovery.toml of nodes and controller."""
+        return self.layout.recovery_toml
+
+    @property
+    def work(self) -> Path:
+        """Where ``run`` and ``submit`` run commands, and so where jobs write their output."""
+        return self.folder / "work"
+
+    @property
+    def slurmctld_log(self) -> str:
+        """slurmctld.log so far; it names every call that slurmctld has received."""
+        return _read(self.layout.controller_log)
+
+    def kernel_log(self, node: str) -> Path:
+        """The file that stands for the node's kernel log."""
+        return self.layout.node(node) / "kernel.log"
+
+    def gpu_state(self, node: str) -> Path:
+        """The file that says how the node's GPUs are."""
+        return self.layout.gpu_state(node)
+
+    def slurmd_log(self, node: str) -> str:
+        """The node's slurmd.log so far."""
+        return _read(self.layout.slurmd_log(node))
+
+    # Commands
+
+    def run(
+        self,
+        *argv: str | Path,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster's environment, ``env`` added to it; return its output.
+
+        Raises:
+            ClusterError: it ended with another status than 0 and ``check`` is set.
+            subprocess.TimeoutExpired: it took longer than ``timeout_seconds``.
+        """
+        finished = subprocess.run(
+            [str(word) for word in argv],
+            env={**self.environment, **(env or {})},
+            cwd=self.work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            timeout=timeout_seconds,
+        )
+        if check and finished.returncode != 0:
+            said = (finished.stderr or finished.stdout).strip()
+            raise ClusterError(f"{' '.join(map(str, argv))}: status {finished.returncode}: {said}")
+        return finished
+
+    def submit(self, *argv: str | Path) -> int:
+        """Return the job id of ``sbatch ARGV…``."""
+        return int(self.run("sbatch", "--parsable", *argv).stdout.split(";")[0])
+
+    def job(self, job_id: int) -> dict[str, str]:
+        """Return what ``scontrol show job`` says, by its own names."""
+        return _fields(self.run("scontrol", "show", "job", str(job_id)).stdout)
+
+    def node(self, name: str) -> dict[str, str]:
+        """Return what ``scontrol show node`` says, by its own names."""
+        return _fields(self.run("scontrol", "show", "node", name).stdout)
+
+    def wait(self, condition: Callable[[], T], timeout_seconds: float, what: str) -> T:
+        """Return the first true value of ``condition``, asked again and again.
+
+        Raises:
+            ClusterError: none came in time; the text says ``what`` was waited for and ends with
+                the last lines of the cluster's logs.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"not within {timeout_seconds:g} s: {what}\n{self._last_log_lines()}"
+                )
+            time.sleep(POLL_SECONDS)
+        return value
+
+    def scheduler(self) -> Any:
+        """Return a Scheduler that speaks to this cluster by Slurm's commands."""
+        module = importlib.import_module("recovery.slurm.cli")
+        return module.CliScheduler(environment=self.environment, timeout=20.0)
+
+    def configure(self, config: str) -> None:
+        """Replace what the caller had put into recovery.toml; the next run of a hook reads it."""
+        text = slurm_conf.recovery_toml(self.layout, os.getuid(), config)
+        _replace(self.layout.recovery_toml, text)
+
+    # Faults
+
+    def set_gpus(self, node: str, state: Mapping[str, Any]) -> None:
+        """Replace the node's GPU state.
+
+        ``state`` is as in ``{"count": 8, "gpus": {"3": {"lost": true}}, "hang_seconds": 0}``.
+        """
+        _replace(self.gpu_state(node), json.dumps(state))
+
+    def break_gpu(self, node: str, gpu: int, fault: str, value: Any = True) -> None:
+        """Add a fault (``lost``, …) to those that the node's GPU ``gpu`` has already."""
+        state = json.loads(_read(self.gpu_state(node)))
+        state.setdefault("gpus", {}).setdefault(str(gpu), {})[fault] = value
+        self.set_gpus(node, state)
+
+    def mend_gpus(self, node: str) -> None:
+        """Make every GPU of the node healthy, and as many as Slurm expects."""
+        self.set_gpus(node, {"count": self.gpus})
+
+    def log_kernel(self, node: str, line: str) -> None:
+        """Append a line to the node's kernel log."""
+        with self.kernel_log(node).open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+    # Daemons
+
+    def start_node(self, node: str) -> None:
+        """Start the node's slurmd."""
+        argv = [self._programs["slurmd"], "-D", "-N", node, "-f", str(self.layout.slurm_conf)]
+        self._start(node, argv, self.layout.node(node) / "slurmd.err")
+
+    def stop_node(self, node: str, signal_number: int = signal.SIGTERM) -> None:
+        """Signal the node's slurmd and wait until it has ended; its job steps run on."""
+        self._stop(node, signal_number)
+
+    def restart_controller(self, signal_number: int = signal.SIGTERM) -> None:
+        """End slurmctld, start it again and wait until it answers."""
+        self._stop("slurmctld", signal_number)
+        self._start_controller()
+        self._wait_until_up()
+
+    def _start_munge(self) -> None:
+        folder = self.layout.munge_socket.parent
+        argv = [self._programs["munged"], "--foreground", f"--socket={self.layout.munge_socket}"]
+        argv += [f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed")]
+        self._start("munged", argv, folder / "err")
+        self._wait_for("munged", self.layout.munge_socket.exists, "munged opens its socket")
+
+    def _start_controller(self) -> None:
+        argv = [self._programs["slurmctld"], "-D", "-f", str(self.layout.slurm_conf)]
+        self._start("slurmctld", argv, self.layout.controller_log.with_suffix(".err"))
+
+    def _wait_until_up(self) -> None:
+        # Slurm's commands wait seconds between two tries: ask only once somebody listens.
+        self._wait_for("slurmctld", self._controller_listens, "slurmctld listens on its port")
+        self.wait(
+            lambda: self.run("scontrol", "ping", check=False).returncode == 0,
+            READY_SECONDS,
+            "slurmctld answers",
+        )
+
+    def _start(self, name: str, argv: list[str], log: Path) -> None:
+        if name in self._pids and alive(self._pids[name]):
+            raise ClusterError(f"{name} runs already")
+        assert self._keeper is not None
+        self._pids[name] = self._keeper.start(argv, {"PATH": SYSTEM_PATH}, log)
+
+    def _stop(self, name: str, signal_number: int) -> None:
+        pid = self._pids[name]
+        try:
+            os.kill(pid, signal_number)
+        except ProcessLookupError:
+            return
+        self.wait(lambda: not alive(pid), READY_SECONDS, f"{name} ends")
+
+    def _wait_for(self, name: str, condition: Callable[[], bool], what: str) -> None:
+        self.wait(lambda: condition() or not alive(self._pids[name]), READY_SECONDS, what)
+        if not alive(self._pids[name]):
+            raise ClusterError(f"{name} ended at once\n{self._last_log_lines()}")
+
+    def _controller_listens(self) -> bool:
+        assert self._ports is not None
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._ports.numbers[0])) == 0
+
+    def _all_idle(self) -> bool:
+        dead = [name for name, pid in self._pids.items() if not alive(pid)]
+        if dead:
+            raise ClusterError(f"{', '.join(dead)} ended at once\n{self._last_log_lines()}")
+        states = self.run("sinfo", "--noheader", "--format=%T", check=False).stdout.split()
+        return states == ["idle"]
+
+    # Files
+
+    def _write_files(self) -> None:
+        layout, folder, ports = self.layout, self.folder, self._ports
+        assert ports is not None
+        for name in ("munge", "controller", "bin", "lib", "gpus", "spool", "state", "work"):
+            (folder / name).mkdir()
+        for node in self.node_names:
+            (layout.node(node) / "slurmd").mkdir(parents=True)
+            self.kernel_log(node).touch()
+            self.mend_gpus(node)
+        key = layout.munge_socket.parent / "key"
+        key.touch(mode=0o400)
+        key.chmod(0o600)
+        key.write_bytes(os.urandom(128))
+        text = slurm_conf.slurm_conf(
+            layout,
+            user=getpass.getuser() if os.getuid() else "root",
+            controller_host=socket.gethostname().partition(".")[0],
+            controller_port=ports.numbers[0],
+            node_ports=dict(zip(self.node_names, ports.numbers[1:], strict=True)),
+            gpus=self.gpus,
+            hooks=self._hooks,
+            health_check_seconds=self._health_check_seconds,
+            slurmd_timeout_seconds=self._slurmd_timeout_seconds,
+            extra=self._slurm_conf_extra,
+        )
+        layout.slurm_conf.write_text(text, encoding="utf-8")
+        gres = slurm_conf.gres_conf(layout, self.node_names, self.gpus)
+        (folder / "gres.conf").write_text(gres, encoding="utf-8")
+        for number in range(self.gpus):
+            (folder / "gpus" / f"nvidia{number}").symlink_to(os.devnull)
+        commands = Path(sys.executable).parent
+        for wrapper, hook in slurm_conf.HOOKS.items():
+            _script(folder / "bin" / wrapper, slurm_conf.hook_wrapper(layout, commands / hook))
+        _script(folder / "bin" / "task-prolog", slurm_conf.task_prolog(layout))
+        self.configure(self._config)
+        self.environment = self._environment(commands)
+        if self.gpus and importlib.util.find_spec("recovery.demo.fake_nvml"):
+            importlib.import_module("recovery.demo.fake_nvml").build(layout.library_folder)
+
+    def _environment(self, commands: Path) -> dict[str, str]:
+        outer = re.compile(r"(SLURM|SBATCH|SALLOC|SQUEUE|SINFO|SCONTROL)_")
+        inherited = {name: value for name, value in os.environ.items() if not outer.match(name)}
+        path = inherited.get("PATH", "")
+        return {
+            **inherited,
+            "PATH": f"{commands}:{path}:{SYSTEM_PATH}",
+            "SLURM_CONF": str(self.layout.slurm_conf),
+            "SLURM_RECOVERY_CONFIG": str(self.layout.recovery_toml),
+        }
+
+    def _last_log_lines(self) -> str:
+        logs = [self.layout.controller_log, self.layout.controller_log.with_suffix(".err")]
+        logs += [self.layout.munge_socket.parent / "err"]
+        logs += [self.layout.slurmd_log(node) for node in self.node_names]
+        logs += [self.layout.node(node) / "slurmd.err" for node in self.node_names]
+        texts = [(log, _read(log).splitlines()[-_TAIL_LINES:]) for log in logs if log.exists()]
+        return "\n".join(f"== {log}\n" + "\n".join(lines) for log, lines in texts if lines)
+
+
+def find_programs() -> dict[str, str]:
+    """Return the paths of Slurm's and munge's programs, by name.
+
+    Raises:
+        ClusterError: some are missing; the text says which and how to get them.
+    """
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    missing = [name for name, where in found.items() if where is None]
+    if missing:
+        raise ClusterError(
+            f"no private cluster without {', '.join(missing)}: "
+            "apt-get install slurmctld slurmd slurm-client munge"
+        )
+    return {name: where for name, where in found.items() if where is not None}
+
+
+def _new_folder(wanted: Path | None) -> Path:
+    folder = wanted.absolute() if wanted else Path(tempfile.mkdtemp(prefix="slurm-"))
+    if not re.fullmatch(r"[\w./-]+", str(folder), re.ASCII):
+        raise ClusterError(f"{folder}: slurm.conf takes no path with such characters")
+    if len(str(folder)) > _FOLDER_LIMIT_CHARACTERS:
+        raise ClusterError(
+            f"{folder}: more than {_FOLDER_LIMIT_CHARACTERS} characters: Slurm's sockets do not fit"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ClusterError(f"{folder}: not empty, and the cluster would remove it at its end")
+    folder.chmod(0o755)  # munge and the jobs of other users must get in
+    return folder
+
+
+def _fields(text: str) -> dict[str, str]:
+    lines = map(str.strip, text.splitlines())
+    words = [word for line in lines for word in _words(line) if "=" in word]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _words(line: str) -> list[str]:
+    return [line] if _WHOLE_LINES.match(line) else line.split()
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whoever reads the file meanwhile sees the old text or the new one, never half of it."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="backslashreplace") if path.exists() else ""
