@@ -177,9 +177,11 @@ class Controller:
 
     ``state`` is on the controller's own disk. ``poll`` seconds pass between looks at the spool,
     ``snapshot`` seconds between full looks at the scheduler. Records stay in the index for
-    ``index_days``; their archive is the site's own to thin out.
+    ``index_days``; their archive is the site's own to thin out. ``cluster`` is Slurm's ClusterName:
+    where it is set, records of another cluster in the same spool are left alone.
     """
 
+    cluster: str = ""
     state: Path = Path("/var/lib/slurm-recovery")
     poll: float = 0.25
     snapshot: float = 30.0
@@ -188,16 +190,35 @@ class Controller:
 
 
 @dataclass(frozen=True)
+class ClassRule:
+    """What a fault class asks for; ``recovery/policy.toml`` has the defaults and says it in full.
+
+    ``restarts`` is how many restarts in a row the class may cause, None for the job's budget.
+    """
+
+    job: Literal["requeue", "hold", "leave"]
+    node: Literal["drain", "watch", "none"] = "watch"
+    exclude: bool = True
+    drain_after: int = 1
+    restarts: int | None = None
+
+
+@dataclass(frozen=True)
 class Policy:
     """Limits of deciding.
 
     ``settle`` seconds are waited for silent nodes after a job has left COMPLETING; ``gather_max``
-    bounds a stuck COMPLETING. ``max_restarts`` is the budget of one job.
+    bounds a stuck COMPLETING. ``max_restarts`` is the budget of one job, ``no_progress`` how many
+    attempts in a row may end without progress. ``classes`` overrides rows of the default table.
     """
 
     max_restarts: int = 3
+    max_restarts_per_user_hour: int = 10
+    max_restarts_per_hour: int = 30
+    no_progress: int = 3
     settle: float = 5.0
     gather_max: float = 120.0
+    classes: dict[str, ClassRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

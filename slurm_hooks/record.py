@@ -27,14 +27,15 @@ PROBE_STATUSES = ("ok", "findings", "hang", "crash", "error", "skipped")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
-def new_id(now_seconds: float | None = None) -> str:
+def new_id(now_seconds: float | None = None, rest: bytes | None = None) -> str:
     """Return a ULID: 26 characters that sort by time (to the millisecond), then at random.
 
-    Source of the format: the ULID specification (48 bits of Unix milliseconds, 80 random bits,
-    Crockford base 32).
+    ``rest`` takes the place of the 10 random bytes where one thing must always get one id. Source
+    of the format: the ULID specification (48 bits of Unix milliseconds, 80 random bits, Crockford
+    base 32).
     """
     milliseconds = int((time.time() if now_seconds is None else now_seconds) * 1000)
-    number = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
+    number = (milliseconds << 80) | int.from_bytes(rest or os.urandom(10), "big")
     return "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 

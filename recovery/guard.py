@@ -1,0 +1,141 @@
+"""What may be done: mode, grants in force, and the circuit breaker on drained nodes.
+
+Pure. The order is mode, then a grant in force, then the guard; the first that says no is written
+into the decision. A grant is an admin's permission; it is in force once its trial has brought the
+evidence it needs, or where the admin has written why it may act without (``accept_untested``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from recovery.decision import Action, Decision
+from recovery.slurm.base import Node
+from slurm_hooks.config import ActionName, Config, Grant, Guard
+
+OUR_REASON = "recovery:"
+"""How every drain reason of this toolkit begins; the decision's id follows."""
+
+_WILSON_Z = 1.959964
+"""Two-sided 95% (Wilson 1927, score interval)."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Reviews of decisions in a grant's scope: how many judged, how many called helpful."""
+
+    reviewed: int = 0
+    helpful: int = 0
+
+    @property
+    def lower_bound(self) -> float:
+        """Return the lower end of the 95% Wilson interval of helpful/reviewed, 0 with none."""
+        if not self.reviewed:
+            return 0.0
+        count, share, square = self.reviewed, self.helpful / self.reviewed, _WILSON_Z**2
+        middle = share + square / (2 * count)
+        spread = _WILSON_Z * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+        return max(0.0, (middle - spread) / (1 + square / count))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Whether a grant is in force, and the sentence that says why or what it lacks."""
+
+    grant: Grant
+    in_force: bool
+    why: str
+
+
+def standing(grant: Grant, agreement: Agreement) -> Standing:
+    """Return how a grant stands given the reviews of its scope."""
+    if grant.accept_untested:
+        return Standing(grant, True, f"accepted untested: {grant.accept_untested}")
+    needs, bound = grant.needs, agreement.lower_bound
+    reviews = f"{agreement.reviewed} of {needs.reviews} reviews"
+    agreed = f"agreement ≥ {bound:.2f}, needs {needs.agreement:.2f}"
+    enough = agreement.reviewed >= needs.reviews and bound >= needs.agreement
+    return Standing(grant, enough, f"{reviews}, {agreed}")
+
+
+def refusal(action: Action, decision: Decision, mode: str, standings: Iterable[Standing]) -> str:
+    """Return why ``action`` may not be taken, or an empty text where mode and a grant allow it."""
+    if mode != "act":
+        return "monitor mode: recorded, nothing is changed"
+    waiting = ""
+    for one in standings:
+        if action.kind not in one.grant.actions or not _covers(one.grant, decision):
+            continue
+        if one.in_force:
+            return ""
+        waiting = f"the grant for {action.kind} waits: {one.why}"
+    scope = f"partition {decision.partition or 'unknown'}"
+    return waiting or f"no grant covers {action.kind} in {scope}"
+
+
+def _covers(grant: Grant, decision: Decision) -> bool:
+    scopes = (
+        (grant.partitions, decision.partition.split(",")),
+        (grant.accounts, [decision.account]),
+        (grant.users, [decision.owner]),
+        (grant.qos, [decision.qos]),
+    )
+    return all(not wanted or set(wanted) & set(have) for wanted, have in scopes)
+
+
+def drained_by_us(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the nodes that stand drained with a reason of this toolkit."""
+    return tuple(node.name for node in nodes if node.drained and is_ours(node.reason))
+
+
+def is_ours(reason: str) -> bool:
+    """Whether a node's reason was written by this toolkit."""
+    return reason.startswith(OUR_REASON)
+
+
+def drain_refusal(node: str, nodes: Mapping[str, Node], guard: Guard) -> str:
+    """Return why draining ``node`` would go beyond the guard, empty where it would not.
+
+    The share counts in each of the node's partitions, and never means less than one node.
+    """
+    drained = drained_by_us(nodes.values())
+    if len(drained) >= guard.max_drained_nodes:
+        return f"{len(drained)} nodes are drained already, max_drained_nodes allows no more"
+    for partition in nodes[node].partitions if node in nodes else ():
+        members = {one.name for one in nodes.values() if partition in one.partitions}
+        allowed = max(1, int(len(members) * guard.max_drained_share))
+        count = len(members & set(drained))
+        if count >= allowed:
+            return (
+                f"{count} of {len(members)} nodes of partition {partition} are drained already,"
+                f" max_drained_share allows {allowed}"
+            )
+    return ""
+
+
+def effective(config: Config, standings: Iterable[Standing], now: str) -> dict[str, object]:
+    """Return the document ``control/effective.json``: mode and grants in force, for the nodes."""
+    in_force = [one.grant for one in standings if one.in_force]
+    return {
+        "schema": "effective/v1",
+        "mode": config.mode,
+        "time": now,
+        "gate_slots": _gate_slots(config.guard, in_force),
+        "grants": [
+            {
+                "actions": list(grant.actions),
+                "partitions": list(grant.partitions),
+                "users": list(grant.users),
+                "accounts": list(grant.accounts),
+                "qos": list(grant.qos),
+            }
+            for grant in in_force
+        ],
+    }
+
+
+def _gate_slots(guard: Guard, grants: Iterable[Grant]) -> int:
+    gate: ActionName = "gate"
+    return guard.max_drained_nodes if any(gate in grant.actions for grant in grants) else 0

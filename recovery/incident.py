@@ -1,0 +1,236 @@
+"""Incidents: all evidence about one failed attempt, or about one sick node.
+
+Pure: ``of_attempt`` and ``of_node`` join records to what they speak of, by node and by time, never
+by job id alone: a health check may have read the kernel line that the epilog looked for. What the
+evidence amounts to is ``cause``'s to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from recovery.decision import Attempt
+from recovery.slurm.base import Job, Node
+from slurm_hooks import catalog, optin
+from slurm_hooks.optin import OptIn
+from slurm_hooks.record import FaultRecord, Finding, seconds_of
+
+BEFORE_END_SECONDS = 600.0
+AFTER_END_SECONDS = 300.0
+"""The window around an attempt's end in which a fault may be its cause (operators' practice)."""
+
+FAILED_STATES = frozenset(
+    ("FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL", "LAUNCH_FAILED", "DEADLINE")
+)
+OTHER_ENDS = frozenset(("COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED"))
+"""Base states in which an attempt is over (man squeue, JOB STATE CODES)."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One finding, and the record that reports it. ``fault_class`` is the catalogue's."""
+
+    node: str
+    record: str
+    hook: str
+    time: str
+    finding: Finding
+    fault_class: str
+
+
+@dataclass(frozen=True)
+class LogVerdict:
+    """What the job's own log says (``log-verdict/v1``), and which record brought it."""
+
+    record: str
+    node: str
+    time: str
+    fault_class: str
+    confidence: str
+    text: str
+    implicated: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Evidence joined to an attempt, or to a node where ``attempt`` is None.
+
+    ``job`` is the attempt as the scheduler showed it at its end. ``reported`` names the nodes
+    whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
+    or not responding.
+    """
+
+    key: str
+    time: str
+    nodes: tuple[str, ...]
+    attempt: Attempt | None = None
+    job: Job | None = None
+    wishes: OptIn = field(default_factory=OptIn)
+    sightings: tuple[Sighting, ...] = ()
+    log: LogVerdict | None = None
+    reported: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    checkpoint_step: int | None = None
+    checkpoints_broken: bool = False
+    progress_step: int | None = None
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The attempt's nodes that have not reported."""
+        return tuple(node for node in self.nodes if node not in self.reported)
+
+
+def of_attempt(
+    attempt: Attempt,
+    job: Job,
+    nodes: Sequence[str],
+    records: Iterable[FaultRecord],
+    ended: float,
+    states: Iterable[Node],
+    now: str,
+) -> Incident:
+    """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
+
+    A finding about a GPU that another job of a shared node holds is left out.
+    """
+    held = dict[str, frozenset[int]]()
+    epilogs = list[FaultRecord]()
+    near = list[FaultRecord]()
+    for record in records:
+        if record.node not in nodes:
+            continue
+        ours = _is_ours(record, attempt)
+        if ours and record.job and record.job.gpus:
+            held[record.node] = frozenset(record.job.gpus)
+        if ours and record.hook == "epilog":
+            epilogs.append(record)
+        distance = seconds_of(record.time) - ended
+        if ours or -BEFORE_END_SECONDS <= distance <= AFTER_END_SECONDS:
+            near.append(record)
+    sightings = [
+        sighting
+        for record in near
+        for sighting in _sightings(record)
+        if _concerns(sighting.finding, held.get(record.node), attempt.job_id)
+    ]
+    steps = {
+        code: _highest(sightings, code, attempt.job_id)
+        for code in ("checkpoint.seen", "progress.seen")
+    }
+    return Incident(
+        key=f"attempt/{attempt.key}",
+        time=now,
+        nodes=tuple(nodes),
+        attempt=attempt,
+        job=job,
+        wishes=optin.parse(job.comment),
+        sightings=tuple(_without_repeats(sightings)),
+        log=_log_verdict(sightings),
+        reported=tuple(sorted({record.node for record in epilogs})),
+        lost=tuple(
+            node.name
+            for node in states
+            if node.name in nodes and (node.state == "DOWN" or "NOT_RESPONDING" in node.flags)
+        ),
+        checkpoint_step=steps["checkpoint.seen"],
+        checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
+        progress_step=max((step for step in steps.values() if step is not None), default=None),
+    )
+
+
+def of_node(record: FaultRecord, partitions: Sequence[str], now: str) -> Incident:
+    """Return the incident of a node whose record shows a fault outside any ended attempt."""
+    return Incident(
+        key=f"node/{record.node}",
+        time=now,
+        nodes=(record.node,),
+        sightings=tuple(_sightings(record)),
+        reported=(record.node,),
+        partitions=tuple(partitions),
+    )
+
+
+def class_of(finding: Finding) -> str:
+    """Return the catalogue's class of a finding; a site probe's own code has none (``none``)."""
+    known = catalog.entries().get(finding.code)
+    return known.fault_class if known else "none"
+
+
+def _is_ours(record: FaultRecord, attempt: Attempt) -> bool:
+    job = record.job
+    if job is None or job.id != attempt.job_id or job.restart != attempt.restart:
+        return False
+    return not (job.sluid and attempt.sluid and job.sluid != attempt.sluid)
+
+
+def _sightings(record: FaultRecord) -> list[Sighting]:
+    return [
+        Sighting(record.node, record.id, record.hook, record.time, finding, class_of(finding))
+        for finding in record.findings
+    ]
+
+
+def _concerns(finding: Finding, held: frozenset[int] | None, job_id: int) -> bool:
+    """Whether a finding of one of its nodes can be this job's affair."""
+    if finding.job_id is not None:
+        return finding.job_id == job_id
+    return finding.gpu is None or held is None or finding.gpu in held
+
+
+def _highest(sightings: Iterable[Sighting], code: str, job_id: int) -> int | None:
+    steps = [
+        s.finding.step
+        for s in sightings
+        if s.finding.code == code and s.finding.job_id == job_id and s.finding.step is not None
+    ]
+    return max(steps, default=None)
+
+
+def _without_repeats(sightings: Iterable[Sighting]) -> Iterable[Sighting]:
+    """Two hooks that saw one kernel line, or one standing fact, make one sighting."""
+    known = set[tuple[object, ...]]()
+    for sighting in sorted(sightings, key=lambda s: (s.time, s.record)):
+        finding = sighting.finding
+        keys = tuple(evidence.key for evidence in finding.evidence if evidence.key)
+        mark = (sighting.node, finding.code, finding.gpu, finding.pci, finding.link, keys)
+        if mark not in known:
+            known.add(mark)
+            yield sighting
+
+
+def _log_verdict(sightings: Iterable[Sighting]) -> LogVerdict | None:
+    """The verdict on the job's log that came last; a later epilog may have read more of it."""
+    found: LogVerdict | None = None
+    for sighting in sightings:
+        document = _log_document(sighting.finding)
+        if document is None:
+            continue
+        text = next((e.text for e in sighting.finding.evidence if e.source == "job_log"), "")
+        found = LogVerdict(
+            sighting.record,
+            sighting.node,
+            sighting.time,
+            str(document["class"]),
+            str(document["confidence"]),
+            text,
+            tuple(item for item in document.get("implicated", ()) if isinstance(item, dict)),
+        )
+    return found
+
+
+def _log_document(finding: Finding) -> dict[str, Any] | None:
+    if not finding.code.startswith("log."):
+        return None
+    for evidence in finding.evidence:
+        if evidence.source == "log_verdict":
+            try:
+                document = json.loads(evidence.text)
+            except ValueError:
+                return None
+            whole = isinstance(document, dict) and {"class", "confidence"} <= document.keys()
+            return document if whole else None
+    return None

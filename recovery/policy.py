@@ -1,0 +1,327 @@
+"""From an incident and its history to a decision: ``decide`` is a pure function.
+
+    >>> rule_for("hardware.gpu.contained", {}).node
+    'watch'
+
+No clock, no file, no scheduler is asked here: the same arguments always give the same decision, so
+that any decision can be replayed and a policy tried on last month's records. Whether it may be
+acted upon is ``guard``'s question, not the policy's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery import cause as causes
+from recovery.decision import (
+    Attempt,
+    Cause,
+    Decision,
+    Excerpt,
+    Implicated,
+    JobAnswer,
+    NodeAnswer,
+)
+from recovery.incident import Incident
+from slurm_hooks.config import ClassRule, Policy
+from slurm_hooks.record import new_id, utc
+from slurm_hooks.toml_reader import read
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLE = Path(__file__).with_name("policy.toml")
+
+_EXCERPTS_LIMIT = 16
+_EXCERPT_CHARACTERS = 600
+
+_CONSIDERED_LIMIT = 8
+
+
+@dataclass(frozen=True)
+class History:
+    """What came before, as far as it bears on one incident.
+
+    ``earlier`` are the decisions on the job's former attempts, oldest first. ``named_today`` counts
+    for each node how often a cause of this class named it within a day, this incident not counted.
+    The last two count the requeues that this toolkit ordered within an hour.
+    """
+
+    earlier: tuple[Decision, ...] = ()
+    named_today: Mapping[str, int] = field(default_factory=dict)
+    requeues_of_user_hour: int = 0
+    requeues_hour: int = 0
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """A limit as met: the sentence for the record, and whether it is used up."""
+
+    text: str
+    spent: bool
+
+
+def rule_for(fault_class: str, overrides: Mapping[str, ClassRule]) -> ClassRule:
+    """Return the row of the longest class above or at ``fault_class``, else that of ``unknown``."""
+    return _row(fault_class, overrides)[1]
+
+
+def decide(incident: Incident, history: History, policy: Policy, now: float, mode: str) -> Decision:
+    """Return the decision on an incident; ``now`` is in seconds since the epoch.
+
+    The decision's id is made from ``now`` and the incident, so that a replay names it alike.
+    """
+    cause = causes.of(incident)
+    name, rule = _row(cause.fault_class, policy.classes)
+    nodes = _node_answers(incident, cause, rule, history)
+    limits = _limits(incident, cause, rule, history, policy)
+    answer = _job_answer(incident, cause, rule, limits)
+    job = incident.job
+    return Decision(
+        id=_decision_id(incident, now),
+        time=utc(now),
+        incident=incident.key,
+        attempt=incident.attempt,
+        cause=cause,
+        job=answer,
+        nodes=nodes,
+        rule=f"{name}: job {rule.job}, node {rule.node}"
+        + (f" after {rule.drain_after} in a day" if rule.drain_after > 1 else ""),
+        mode=mode,
+        owner=job.user if job else "",
+        uid=job.uid if job else None,
+        account=job.account if job else "",
+        partition=job.partition if job else ",".join(incident.partitions),
+        qos=job.qos if job else "",
+        job_name=job.name if job else "",
+        job_target=job.name_for_commands if job else "",
+        job_nodes=incident.nodes if job else (),
+        ended=f"{job.state} {job.exit_code}:{job.signal}" if job else "",
+        ended_time=utc(job.end_time) if job and job.end_time else "",
+        limits=tuple(limit.text for limit in limits),
+        considered=tuple(_considered(incident, cause)),
+        evidence=tuple(_excerpts(incident, cause))[:_EXCERPTS_LIMIT],
+        checkpoint_step=incident.checkpoint_step,
+        progress_step=incident.progress_step,
+    )
+
+
+def same_attempt(earlier: Decision, attempt: Attempt) -> bool:
+    """Whether ``earlier`` speaks of a former attempt of the same job.
+
+    A requeue changes the submit time, so a rising restart count is what counts (24.11 and later
+    tell jobs apart by their SLUID as well).
+    """
+    former = earlier.attempt
+    if former is None or former.restart >= attempt.restart:
+        return False
+    return not (former.sluid and attempt.sluid and former.sluid != attempt.sluid)
+
+
+def _row(fault_class: str, overrides: Mapping[str, ClassRule]) -> tuple[str, ClassRule]:
+    table = {**_default_table(), **overrides}
+    parts = fault_class.split(".")
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
+        if name in table:
+            return name, table[name]
+    return "unknown", table["unknown"]
+
+
+@functools.cache
+def _default_table() -> Mapping[str, ClassRule]:
+    document = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: read(ClassRule, row, (name,)) for name, row in document.items()}
+
+
+def _decision_id(incident: Incident, now: float) -> str:
+    digest = hashlib.sha256(f"{incident.key}/{incident.time}".encode()).digest()
+    return new_id(now, digest[:10])
+
+
+# -- nodes ----------------------------------------------------------------------------------
+
+
+def _node_answers(
+    incident: Incident, cause: Cause, rule: ClassRule, history: History
+) -> tuple[NodeAnswer, ...]:
+    if rule.node == "none":
+        return ()
+    by_node: dict[str, list[Implicated]] = {}
+    for item in cause.implicated:
+        by_node.setdefault(item.node, []).append(item)
+    return tuple(
+        _node_answer(incident, items, cause, rule, history.named_today.get(node, 0))
+        for node, items in by_node.items()
+    )
+
+
+def _node_answer(
+    incident: Incident, items: list[Implicated], cause: Cause, rule: ClassRule, before: int
+) -> NodeAnswer:
+    item = next((one for one in items if one.source != "log"), items[0])
+    why = item.why
+    if incident.attempt:
+        why += f" (job {incident.attempt.job_id})"
+    if rule.node == "watch":
+        return NodeAnswer(item.node, "watch", why)
+    if item.source == "log":
+        return NodeAnswer(item.node, "watch", f"{why}: only the program's own log says so")
+    if cause.confidence != "established":
+        return NodeAnswer(item.node, "watch", f"{why}: {cause.confidence}, not established")
+    if before + 1 < rule.drain_after:
+        times = f"{before + 1} of {rule.drain_after} times in a day"
+        return NodeAnswer(item.node, "watch", f"{why}: {times}")
+    return NodeAnswer(item.node, "drain", why)
+
+
+# -- the job --------------------------------------------------------------------------------
+
+
+def _job_answer(
+    incident: Incident, cause: Cause, rule: ClassRule, limits: list[_Limit]
+) -> JobAnswer:
+    job, wishes = incident.job, incident.wishes
+    if job is None:
+        return JobAnswer("leave", "no job has failed of it")
+    excluded = tuple(sorted({item.node for item in cause.implicated})) if rule.exclude else ()
+    if rule.job == "leave":
+        return JobAnswer("leave", cause.summary)
+    if not wishes.opted_in:
+        wrong = f"its comment is not understood: {wishes.problems[0]}" if wishes.problems else ""
+        why = wrong or "its owner did not opt in (--comment recovery=requeue)"
+        return JobAnswer("leave", f"{cause.summary}; {why}, so it stays as it ended")
+    if not job.batch or not job.requeue:
+        kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
+        return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")
+    if rule.job == "hold":
+        return JobAnswer("hold", f"{cause.summary}: a restart would fail again; mend, then release")
+    if wishes.mode == "hold":
+        return JobAnswer("hold", f"{cause.summary}; its owner asked to be asked (recovery=hold)")
+    if incident.checkpoints_broken:
+        return JobAnswer("hold", f"{cause.summary}; none of its checkpoints is whole")
+    spent = next((limit for limit in limits if limit.spent), None)
+    if spent:
+        return JobAnswer("hold", f"{cause.summary}; {spent.text}")
+    left = [node for node in job.required if node in excluded]
+    if left:
+        named = ", ".join(left)
+        return JobAnswer("hold", f"{cause.summary}; it asks for {named} by name (--nodelist)")
+    return JobAnswer("requeue", _requeue_reason(cause, excluded, incident), excluded)
+
+
+def _requeue_reason(cause: Cause, excluded: tuple[str, ...], incident: Incident) -> str:
+    where = f" without {', '.join(excluded)}" if excluded else ""
+    step = incident.checkpoint_step
+    since = f", from its checkpoint at step {step}" if step is not None else ""
+    return f"{cause.summary}: run it again{where}{since}"
+
+
+def _limits(
+    incident: Incident, cause: Cause, rule: ClassRule, history: History, policy: Policy
+) -> list[_Limit]:
+    """Every limit that a further restart would meet, in the order in which they are told."""
+    job, attempt = incident.job, incident.attempt
+    if job is None or attempt is None:
+        return []
+    ceiling = policy.max_restarts
+    if incident.wishes.max_restarts is not None:
+        ceiling = min(ceiling, incident.wishes.max_restarts)
+    limits = [_counted("restarts", attempt.restart, ceiling)]
+    if rule.restarts is not None:
+        row = _streak(history.earlier, cause.fault_class)
+        limits.append(_counted(f"restarts after {cause.fault_class}", row, rule.restarts))
+    user, everyone = policy.max_restarts_per_user_hour, policy.max_restarts_per_hour
+    limits.append(_counted("restarts of this user in an hour", history.requeues_of_user_hour, user))
+    limits.append(_counted("restarts of all in an hour", history.requeues_hour, everyone))
+    limits += _progress_limits(incident, cause, history, policy)
+    return limits
+
+
+def _counted(what: str, used: int, allowed: int) -> _Limit:
+    if used >= allowed:
+        return _Limit(f"{what}: all {allowed} used", True)
+    return _Limit(f"{what}: this would be {used + 1} of {allowed}", False)
+
+
+def _progress_limits(
+    incident: Incident, cause: Cause, history: History, policy: Policy
+) -> list[_Limit]:
+    """Attempts without progress. Progress that nobody could see is not "no progress"."""
+    reached = incident.progress_step
+    if reached is None or not history.earlier:
+        return []
+    stuck = 0
+    for former in reversed(history.earlier):
+        if former.progress_step is None or former.progress_step < reached:
+            break
+        stuck += 1
+    limits = []
+    last = history.earlier[-1]
+    elsewhere = {item.node for item in cause.implicated}.isdisjoint(
+        item.node for item in last.cause.implicated
+    )
+    hardware = cause.fault_class.startswith("hardware") and cause.confidence == "established"
+    if stuck and last.cause.fingerprint == cause.fingerprint and not (hardware and elsewhere):
+        text = f"the same failure twice with no progress between (step {reached})"
+        limits.append(_Limit(text, True))
+    attempts = stuck + 1
+    if attempts >= policy.no_progress:
+        text = f"{attempts} attempts ended without progress beyond step {reached}"
+        limits.append(_Limit(text, True))
+    return limits
+
+
+def _streak(earlier: tuple[Decision, ...], fault_class: str) -> int:
+    """How many of the latest attempts in a row ended by this class."""
+    others = (n for n, d in enumerate(reversed(earlier)) if d.cause.fault_class != fault_class)
+    return next(others, len(earlier))
+
+
+# -- what the record shows --------------------------------------------------------------------
+
+
+def _considered(incident: Incident, cause: Cause) -> Iterable[str]:
+    """What else spoke, and why it was not the cause."""
+    log = incident.log
+    if log and log.fault_class != cause.fault_class and cause.fault_class != "unknown":
+        yield f"the job's log speaks of {log.fault_class}: weaker evidence than the cause"
+    if log and log.fault_class == "cascade":
+        yield "the job's log holds only victims' lines"
+    others = {
+        (s.node, s.fault_class)
+        for s in incident.sightings
+        if s.fault_class not in ("none", cause.fault_class)
+        and not s.finding.code.startswith("log.")
+    }
+    for node, fault_class in sorted(others)[:_CONSIDERED_LIMIT]:
+        yield f"{node} also shows {fault_class}: it explains less"
+    if incident.silent and incident.attempt:
+        yield f"no report from {', '.join(incident.silent)}: silence blames nobody"
+    if cause.fault_class == "unknown" and incident.attempt:
+        yield "a fault on one node, or a plain line in the job's log, would have changed this"
+
+
+def _excerpts(incident: Incident, cause: Cause) -> Iterable[Excerpt]:
+    """The evidence to keep: first what names the cause, then the log, then the rest."""
+    named = {(item.node, item.code) for item in cause.implicated}
+    if incident.log and incident.log.text:
+        log = incident.log
+        text = log.text[:_EXCERPT_CHARACTERS]
+        yield Excerpt(log.record, log.node, log.time, f"log.{log.fault_class}", text)
+    ranked = sorted(
+        (s for s in incident.sightings if not s.finding.code.startswith("log.")),
+        key=lambda s: ((s.node, s.finding.code) not in named, s.finding.severity == "info", s.time),
+    )
+    for sighting in ranked:
+        finding = sighting.finding
+        texts = [evidence.text for evidence in finding.evidence[:2]]
+        text = " | ".join([finding.summary, *texts])[:_EXCERPT_CHARACTERS]
+        yield Excerpt(sighting.record, sighting.node, sighting.time, finding.code, text)
