@@ -15,49 +15,45 @@ every job is the caller's own.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-import importlib
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from recovery.demo import slurm_conf
+from recovery.demo import fake_nvml, slurm_conf, slurm_text
 from recovery.demo.ports import Ports
 from recovery.demo.processes import Keeper, alive
+from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs
+from recovery.demo.service import Service
 from recovery.demo.slurm_conf import Layout
+from recovery.slurm.cli import CliScheduler
+from slurm_hooks import spool
 
 T = TypeVar("T")
 
-PROGRAMS = ("slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun", "squeue", "munged")
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 READY_SECONDS = 60.0
 """A busy machine is slow; an idle one needs about four seconds for four nodes."""
 
 POLL_SECONDS = 0.05
+
+_COMMANDS = Path(sys.executable).parent
+"""Where the console scripts of this installation lie."""
+
 _TAIL_LINES = 20
 _FOLDER_LIMIT_CHARACTERS = 50
 """Slurm puts sockets below it, whose whole path may have 107 characters (unix(7))."""
-
-_WHOLE_LINES = re.compile(
-    "(Reason|Comment|AdminComment|SystemComment|Command|WorkDir|StdErr|StdIn|StdOut|Extra|OS)="
-)
-"""What scontrol prints on a line of its own, because it may contain blanks."""
-
-
-class ClusterError(Exception):
-    """The private cluster cannot be had, or something that was waited for did not happen."""
 
 
 class Cluster:
@@ -224,11 +220,11 @@ class Cluster:
 
     def job(self, job_id: int) -> dict[str, str]:
         """Return what ``scontrol show job`` says, by its own names."""
-        return _fields(self.run("scontrol", "show", "job", str(job_id)).stdout)
+        return slurm_text.fields(self.run("scontrol", "show", "job", str(job_id)).stdout)
 
     def node(self, name: str) -> dict[str, str]:
         """Return what ``scontrol show node`` says, by its own names."""
-        return _fields(self.run("scontrol", "show", "node", name).stdout)
+        return slurm_text.fields(self.run("scontrol", "show", "node", name).stdout)
 
     def wait(self, condition: Callable[[], T], timeout_seconds: float, what: str) -> T:
         """Return the first true value of ``condition``, asked again and again.
@@ -246,10 +242,34 @@ class Cluster:
             time.sleep(POLL_SECONDS)
         return value
 
-    def scheduler(self) -> Any:
+    def scheduler(self) -> CliScheduler:
         """Return a Scheduler that speaks to this cluster by Slurm's commands."""
-        module = importlib.import_module("recovery.slurm.cli")
-        return module.CliScheduler(environment=self.environment, timeout=20.0)
+        return CliScheduler(environment=self.environment, timeout_seconds=20.0)
+
+    def mutations(self) -> Counter[str]:
+        """Count the calls that changed a job or a node, by Slurm's names for them.
+
+        >>> before = cluster.mutations()                            # doctest: +SKIP
+        >>> cluster.run("scontrol", "requeue", "12")                # doctest: +SKIP
+        >>> cluster.mutations() - before                            # doctest: +SKIP
+        Counter({'REQUEST_JOB_REQUEUE': 1})
+        """
+        return slurm_text.mutations(self.slurmctld_log)
+
+    @contextlib.contextmanager
+    def aggregator(self, *arguments: str) -> Iterator[Service]:
+        """Run ``recovery run ARGUMENTS…`` until the end of the ``with``, then SIGTERM it.
+
+        The one given out can be killed earlier. All of them append to one log.
+        """
+        assert self._keeper is not None
+        argv = [str(_COMMANDS / "recovery"), "run", *arguments]
+        pid = self._keeper.start(argv, self.environment, self.folder / "aggregator.log")
+        service = Service("the aggregator", pid, self.folder / "aggregator.log")
+        try:
+            yield service
+        finally:
+            service.stop()
 
     def configure(self, config: str) -> None:
         """Replace what the caller had put into recovery.toml; the next run of a hook reads it."""
@@ -263,7 +283,7 @@ class Cluster:
 
         ``state`` is as in ``{"count": 8, "gpus": {"3": {"lost": true}}, "hang_seconds": 0}``.
         """
-        _replace(self.gpu_state(node), json.dumps(state))
+        fake_nvml.write_state(self.gpu_state(node), state)
 
     def break_gpu(self, node: str, gpu: int, fault: str, value: Any = True) -> None:
         """Add a fault (``lost``, …) to those that the node's GPU ``gpu`` has already."""
@@ -273,7 +293,7 @@ class Cluster:
 
     def mend_gpus(self, node: str) -> None:
         """Make every GPU of the node healthy, and as many as Slurm expects."""
-        self.set_gpus(node, {"count": self.gpus})
+        self.set_gpus(node, {"count": self.gpus, "every": dict(fake_nvml.HOPPER)})
 
     def log_kernel(self, node: str, line: str) -> None:
         """Append a line to the node's kernel log."""
@@ -353,8 +373,9 @@ class Cluster:
     def _write_files(self) -> None:
         layout, folder, ports = self.layout, self.folder, self._ports
         assert ports is not None
-        for name in ("munge", "controller", "bin", "lib", "gpus", "spool", "state", "work"):
+        for name in ("munge", "controller", "bin", "lib", "gpus", "run", "state", "work"):
             (folder / name).mkdir()
+        spool.create(self.spool)
         for node in self.node_names:
             (layout.node(node) / "slurmd").mkdir(parents=True)
             self.kernel_log(node).touch()
@@ -380,22 +401,22 @@ class Cluster:
         (folder / "gres.conf").write_text(gres, encoding="utf-8")
         for number in range(self.gpus):
             (folder / "gpus" / f"nvidia{number}").symlink_to(os.devnull)
-        commands = Path(sys.executable).parent
         for wrapper, hook in slurm_conf.HOOKS.items():
-            _script(folder / "bin" / wrapper, slurm_conf.hook_wrapper(layout, commands / hook))
-        _script(folder / "bin" / "task-prolog", slurm_conf.task_prolog(layout))
+            _script(folder / "bin" / wrapper, slurm_conf.hook_wrapper(layout, _COMMANDS / hook))
+        task_prolog = _COMMANDS / slurm_conf.TASK_PROLOG if self._hooks else None
+        _script(folder / "bin" / "task-prolog", slurm_conf.task_prolog(layout, task_prolog))
         self.configure(self._config)
-        self.environment = self._environment(commands)
-        if self.gpus and importlib.util.find_spec("recovery.demo.fake_nvml"):
-            importlib.import_module("recovery.demo.fake_nvml").build(layout.library_folder)
+        self.environment = self._environment()
+        if self.gpus:
+            fake_nvml.build(layout.library_folder)
 
-    def _environment(self, commands: Path) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         outer = re.compile(r"(SLURM|SBATCH|SALLOC|SQUEUE|SINFO|SCONTROL)_")
         inherited = {name: value for name, value in os.environ.items() if not outer.match(name)}
         path = inherited.get("PATH", "")
         return {
             **inherited,
-            "PATH": f"{commands}:{path}:{SYSTEM_PATH}",
+            "PATH": f"{_COMMANDS}:{path}:{SYSTEM_PATH}",
             "SLURM_CONF": str(self.layout.slurm_conf),
             "SLURM_RECOVERY_CONFIG": str(self.layout.recovery_toml),
         }
@@ -407,23 +428,6 @@ class Cluster:
         logs += [self.layout.node(node) / "slurmd.err" for node in self.node_names]
         texts = [(log, _read(log).splitlines()[-_TAIL_LINES:]) for log in logs if log.exists()]
         return "\n".join(f"== {log}\n" + "\n".join(lines) for log, lines in texts if lines)
-
-
-def find_programs() -> dict[str, str]:
-    """Return the paths of Slurm's and munge's programs, by name.
-
-    Raises:
-        ClusterError: some are missing; the text says which and how to get them.
-    """
-    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
-    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    missing = [name for name, where in found.items() if where is None]
-    if missing:
-        raise ClusterError(
-            f"no private cluster without {', '.join(missing)}: "
-            "apt-get install slurmctld slurmd slurm-client munge"
-        )
-    return {name: where for name, where in found.items() if where is not None}
 
 
 def _new_folder(wanted: Path | None) -> Path:
@@ -439,16 +443,6 @@ def _new_folder(wanted: Path | None) -> Path:
         raise ClusterError(f"{folder}: not empty, and the cluster would remove it at its end")
     folder.chmod(0o755)  # munge and the jobs of other users must get in
     return folder
-
-
-def _fields(text: str) -> dict[str, str]:
-    lines = map(str.strip, text.splitlines())
-    words = [word for line in lines for word in _words(line) if "=" in word]
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def _words(line: str) -> list[str]:
-    return [line] if _WHOLE_LINES.match(line) else line.split()
 
 
 def _script(path: Path, text: str) -> None:

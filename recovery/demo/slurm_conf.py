@@ -28,6 +28,8 @@ HOOKS = {
 }
 """Wrapper in the cluster's bin folder: the hook that it runs."""
 
+TASK_PROLOG = "slurm-hook-task-prolog"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -178,14 +180,21 @@ def hook_wrapper(layout: Layout, program: Path) -> str:
     )
 
 
-def task_prolog(layout: Layout) -> str:
-    """Return the TaskProlog: Slurm puts each ``export …`` it prints into the task's environment."""
-    return (
+def task_prolog(layout: Layout, program: Path | None) -> str:
+    """Return the TaskProlog: Slurm puts each ``export …`` it prints into the task's environment.
+
+    ``program`` is the hook that may add to them, None where the cluster has no hooks.
+    """
+    text = (
         "#!/bin/sh\n"
         f'echo "export LD_LIBRARY_PATH={layout.library_folder}'
         '${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"\n'
         f'echo "export FAKE_NVML_STATE={layout.gpu_state("$SLURMD_NODENAME")}"\n'
     )
+    if program is None:
+        return text
+    configured = f"export SLURM_RECOVERY_CONFIG={layout.recovery_toml}\n"
+    return f"{text}{configured}exec {shlex.quote(str(program))}\n"
 
 
 def recovery_toml(layout: Layout, uid: int, site: str) -> str:
@@ -200,6 +209,8 @@ def recovery_toml(layout: Layout, uid: int, site: str) -> str:
             "buffer": f"{layout.folder}/nodes/%n/buffer",
             "trusted_uids": [uid],
         },
+        # A folder of its own: two clusters have nodes and jobs of the same names.
+        "hooks": {"slurm_conf": str(layout.slurm_conf), "run": f"{layout.folder}/run"},
         "probes": {"kernel_log": {"path": f"{layout.folder}/nodes/%n/kernel.log"}},
         "controller": {"state": f"{layout.folder}/state"},
     }
