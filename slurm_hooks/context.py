@@ -38,6 +38,17 @@ class HookContext:
     stdout: str | None = None
     stderr: str | None = None
 
+    @property
+    def output(self) -> str | None:
+        """The job's standard output as Slurm told it, else the name that sbatch gives it.
+
+        Slurm tells no SLURM_JOB_STDOUT of a job that named none (measured on 22.05); its output
+        is then where sbatch(1) says. An interactive job has no such file.
+        """
+        if self.stdout or self.job is None or self.work_dir is None:
+            return self.stdout
+        return "slurm-%A_%a.out" if self.job.array else "slurm-%j.out"
+
     @classmethod
     def from_environ(cls, hook: str, environ: Mapping[str, str]) -> HookContext:
         """Read the variables that slurmd sets (names: ``man prolog``; measured 22.05-26.05)."""

@@ -66,7 +66,7 @@ def health_check() -> NoReturn:
 def task_prolog() -> NoReturn:
     """Before each task: print what slurmstepd exports to a task of a job that opted in."""
     try:
-        from slurm_hooks import opt_in
+        from slurm_hooks import task_environment
         from slurm_hooks.config import Config, config_path, load_what_can_be_read
         from slurm_hooks.deadline import run_one
 
@@ -75,7 +75,7 @@ def task_prolog() -> NoReturn:
         config = Config()
         if read.output.startswith(b"+"):
             config = load_what_can_be_read(read.output[1:], path)[0]
-        for name, value in opt_in.exports(os.environ, config.hooks.run).items():
+        for name, value in task_environment.exports(os.environ, config.hooks.run).items():
             print(f"export {name}={value}")
     except BaseException as error:  # a task starts in any case
         _say("task_prolog", f"{type(error).__name__}: {error}")
@@ -169,11 +169,11 @@ def _sense_and_report(hook: str, started: float) -> int:
 
 def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> bytes:
     """Run in a child: what belongs to no probe and is not waited for long."""
-    from slurm_hooks import delivery, opt_in
+    from slurm_hooks import delivery, task_environment
 
     try:
         if told.hook != "health_check":
-            opt_in.note(told, config.hooks.run)
+            task_environment.note(told, config.hooks.run)
     finally:
         delivery.forward(config.spool, told, boot_id, until)
     return b""
@@ -219,9 +219,11 @@ def _worth_reporting(report: FaultRecord) -> bool:
     job = report.job
     if job is None or report.hook != "epilog":
         return False
-    from slurm_hooks.opt_in import opted_in
+    if job.exit != "0:0":
+        return True
+    from slurm_hooks import optin
 
-    return job.exit != "0:0" or opted_in(job.comment)
+    return optin.parse(job.comment).opted_in
 
 
 def _what_is_news(

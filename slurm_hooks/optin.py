@@ -16,7 +16,6 @@ not opted in, and ``problems`` says why, for the owner to read.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -214,7 +213,7 @@ def _fill(values: Mapping[str, Any], problems: Iterable[str]) -> OptIn:
 def _mode(value: object) -> Mode:
     if isinstance(value, str) and value in MODES:
         return value
-    near = difflib.get_close_matches(str(value)[:64], MODES, n=1)
+    near = _closest(str(value), MODES, 0.6)
     advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MODES)}"
     raise _Problem(f"recovery={value!r:.80} is not known; {advice}")
 
@@ -255,15 +254,20 @@ def _logs(value: object) -> tuple[str, ...]:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    near = _near(key, known) or difflib.get_close_matches(key[:64], list(known), n=1, cutoff=0.5)
+    near = _near(key, known) or _closest(key, known, 0.5)
     advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return f"unknown key {key!r:.60}; {advice}"
 
 
 def _near(key: str, known: Iterable[str]) -> list[str]:
     """The known key that ``key`` misspells, if any."""
-    folded = key[:64].lower().replace("-", "_")
-    return difflib.get_close_matches(folded, list(known), n=1, cutoff=_TYPO_LIKENESS)
+    return _closest(key.lower().replace("-", "_"), known, _TYPO_LIKENESS)
+
+
+def _closest(word: str, known: Iterable[str], likeness: float) -> list[str]:
+    import difflib  # only where a word is not known: hooks import this module for every job
+
+    return difflib.get_close_matches(word[:64], list(known), n=1, cutoff=likeness)
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

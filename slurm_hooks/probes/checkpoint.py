@@ -100,7 +100,7 @@ def _job_of(look: Look) -> tuple[_Job | None, tuple[Finding, ...]]:
             raise Skipped("the job has not opted in")
         return None, problems
     context = look.context
-    job = _Job(told.id, told.uid, told.comment or "", context.work_dir, context.stdout, time.time())
+    job = _Job(told.id, told.uid, told.comment or "", context.work_dir, context.output, time.time())
     return job, problems
 
 

@@ -71,6 +71,8 @@ def look(given: Look) -> Seen:
         return Seen((_unread(job, outcome.detail or outcome.status),))
     answer = json.loads(outcome.output)
     if not answer["document"]["read"]:
+        if context.stdout is None and not answer["unreadable"] and not _wishes(context).logs:
+            raise Skipped("Slurm told of no output, and there is none where sbatch puts it")
         why = "; ".join(answer["unreadable"].values()) or "there is no such file"
         return Seen((_unread(job, why),))
     return Seen((_finding(job, answer["document"]),), notes={"unreadable": answer["unreadable"]})
@@ -88,14 +90,18 @@ def _patterns(context: HookContext) -> list[str]:
     known = paths.letters(context)
     wanted = [
         paths.to_glob(pattern, known, context.work_dir)
-        for pattern in (context.stdout, context.stderr)
+        for pattern in (context.output, context.stderr)
         if pattern
     ]
-    for pattern in optin.parse(context.job.comment if context.job else None).logs:
+    for pattern in _wishes(context).logs:
         absolute = pattern.startswith("/")
         folder = glob.escape(context.work_dir) if context.work_dir else None
         wanted.append(pattern if absolute else f"{folder}/{pattern}" if folder else None)
     return list(dict.fromkeys(pattern for pattern in wanted if pattern))
+
+
+def _wishes(context: HookContext) -> optin.OptIn:
+    return optin.parse(context.job.comment if context.job else None)
 
 
 def _files(patterns: Sequence[str]) -> list[Path]:

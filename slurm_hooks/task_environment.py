@@ -1,9 +1,8 @@
-"""A job that asks for recovery: how its prolog tells its tasks, and what its tasks are given.
+"""What the tasks of an opted-in job are given, and how its prolog tells its task prologs.
 
-Owns the note between prolog and task prolog, and the variables that make a failure explainable.
-slurmd tells the job's comment to Prolog and Epilog but not to TaskProlog, so the prolog leaves it,
-for the job's user alone to read, in a folder in memory. What the comment asks for in full is the
-controller's to read.
+Owns the note between the two, and the variables that make a failure explainable. slurmd tells the
+job's comment to Prolog and Epilog but not to TaskProlog, so the prolog leaves it, for the job's
+user alone to read, in a folder in memory. What a comment says is ``optin``'s to read.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from slurm_hooks import optin
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import run_one
 from slurm_hooks.spool import SpoolError, read_regular, write
@@ -29,11 +29,6 @@ _SAME = {
 """Two names of one setting in newer and older PyTorch: a user who set either has set both."""
 
 
-def opted_in(comment: str | None) -> bool:
-    """Whether a job's comment may ask for recovery: rather once too often than once too few."""
-    return comment is not None and ("recovery" in comment or '"APS"' in comment)
-
-
 def note(context: HookContext, run: Path) -> bytes:
     """Run in a child: leave the note before an opted-in job, and take it away after any.
 
@@ -48,7 +43,7 @@ def note(context: HookContext, run: Path) -> bytes:
         with contextlib.suppress(FileNotFoundError):
             (folder / str(job.id)).unlink()
         return b""
-    if not opted_in(job.comment) or job.uid is None:
+    if job.uid is None or not optin.parse(job.comment).opted_in:
         return b""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     write(folder, str(job.id), (job.comment or "").encode(), durable=False, mode=0o400, uid=job.uid)
@@ -69,6 +64,7 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
         comment = read_regular(run / node / job_id, 1 << 16).decode("utf-8", "replace")
     except SpoolError:
         return {}
+    wishes = optin.parse(comment)
     restart = re.sub(r"[^0-9]", "", environ.get("SLURM_RESTART_COUNT", ""))[:10] or "0"
     dumps = f"{Path.cwd()}/.recovery/{job_id}.{restart}"
     wanted = {
@@ -77,9 +73,8 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "NCCL_DEBUG": "WARN",
     }
-    progress = re.search(r"(?:^|[,\s])progress=([^,\s]+)", comment)
-    if progress:
-        wanted["RECOVERY_PROGRESS_FILE"] = progress.group(1)
+    if wishes.progress:
+        wanted["RECOVERY_PROGRESS_FILE"] = wishes.progress
     if run_one(lambda: _make(dumps), _FOLDER_SECONDS).status == "ok":
         wanted["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{dumps}/nccl_trace_rank_"
         wanted["RECOVERY_DUMP_DIR"] = dumps
