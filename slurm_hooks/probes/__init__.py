@@ -22,6 +22,7 @@ NAMES = (
     "kernel_log",
     "joblog",
     "checkpoint",
+    "storage",
 )
 """The probes that ship, in the order in which records list them."""
 
