@@ -175,6 +175,26 @@ class StorageProbe:
 
 
 @dataclass(frozen=True)
+class ProcessesProbe:
+    """The processes probe: what a job left behind, looked at in its epilog.
+
+    With ``end``, what carries the job's id is sent SIGTERM and, ``grace`` seconds later, SIGKILL;
+    never while another job that may be the same user's is on the node.
+    """
+
+    hooks: tuple[Hook, ...] = ("epilog",)
+    deadline: float = 8.0
+    end: bool = False
+    grace: float = 3.0
+
+    def __post_init__(self) -> None:
+        if set(self.hooks) - {"epilog"}:
+            raise ValueError('hooks can only be ["epilog"] or []: no other hook ends a job')
+        if not 0 <= self.grace <= self.deadline - 2:
+            raise ValueError(f"grace must be between 0 and deadline - 2 seconds, not {self.grace}")
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -194,6 +214,7 @@ class Probes:
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
     storage: StorageProbe = field(default_factory=StorageProbe)
+    processes: ProcessesProbe = field(default_factory=ProcessesProbe)
 
 
 @dataclass(frozen=True)

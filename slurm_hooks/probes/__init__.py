@@ -23,6 +23,7 @@ NAMES = (
     "joblog",
     "checkpoint",
     "storage",
+    "processes",
 )
 """The probes that ship, in the order in which records list them."""
 
