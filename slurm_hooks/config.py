@@ -190,8 +190,8 @@ class ProcessesProbe:
     def __post_init__(self) -> None:
         if set(self.hooks) - {"epilog"}:
             raise ValueError('hooks can only be ["epilog"] or []: no other hook ends a job')
-        if not 0 <= self.grace <= self.deadline - 2:
-            raise ValueError(f"grace must be between 0 and deadline - 2 seconds, not {self.grace}")
+        if not 0 <= self.grace <= self.deadline - 4:
+            raise ValueError(f"grace must be between 0 and deadline - 4 seconds, not {self.grace}")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
+from slurm_hooks import spool
 from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.context import HookContext
 from slurm_hooks.probes import Look, Skipped
@@ -31,7 +32,8 @@ from tests.node import PROGRAMS, Node, job
 ANN, BOB = 51_001, 51_002
 JOB = 4_000_007
 SLEEP = "exec sleep 600"
-STUBBORN = "trap '' TERM; while :; do sleep 0.1; done"
+STUBBORN = f"trap '' TERM; {SLEEP}"
+RESTLESS = "trap '' TERM; while :; do sleep 0.05; done"
 
 
 class Machine:
@@ -161,10 +163,18 @@ def test_where_configured_it_is_asked_to_end_and_then_made_to(machine: Machine) 
     machine.configure(end=True, grace=0.5)
     polite, stubborn = (machine.start(ANN, script, of_job()) for script in (SLEEP, STUBBORN))
     (finding,) = machine.epilog()
-    assert finding["code"] == "processes.ended"
-    assert finding["severity"] == "info"
+    assert (finding["code"], finding["severity"]) == ("processes.ended", "info")
+    assert finding["count"] == 2
     assert signal_of(polite) == signal.SIGTERM
     assert signal_of(stubborn) == signal.SIGKILL
+
+
+def test_what_starts_others_while_it_is_ended_leaves_none_of_them(machine: Machine) -> None:
+    machine.configure(end=True, grace=0.2)
+    restless = [machine.start(ANN, RESTLESS, of_job()) for _ in range(3)]
+    assert codes(machine.epilog()) == ["processes.ended"]
+    assert [signal_of(process) for process in restless] == [signal.SIGKILL] * 3
+    assert machine.epilog() == []
 
 
 def test_a_failing_slurm_query_cannot_kill_another_job_of_the_user(machine: Machine) -> None:
@@ -297,6 +307,7 @@ def test_no_other_hook_can_be_configured_to_end_processes(tmp_path: Path) -> Non
 def test_a_real_second_job_of_the_user_survives_the_epilog_of_the_first() -> None:
     settings = "[probes.processes]\nend = true\ngrace = 0.5\n"
     with Cluster(1, 2, config=settings, slurm_conf_extra=f"FirstJobId={JOB}") as cluster:
+        spool.create(cluster.spool)
         submit = ("--uid=nobody", "--chdir=/", "--output=/dev/null", "--gpus-per-node=1", "--wrap")
         second = cluster.submit(*submit, SLEEP)
 
@@ -320,4 +331,5 @@ def test_a_real_second_job_of_the_user_survives_the_epilog_of_the_first() -> Non
         assert cluster.job(second)["JobState"] == "RUNNING"
         left = [one for one in reported["findings"] if one["code"] == "processes.left_behind"]
         assert left, "setsid leaves the tree by which proctrack/linuxproc ends a job"
-        assert f"not ended: job {second}" in left[0]["summary"]
+        assert "not ended: job" in left[0]["summary"]
+        assert str(second) in left[0]["summary"]

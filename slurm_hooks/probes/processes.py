@@ -23,8 +23,12 @@ from slurm_hooks.record import Evidence, Finding, RecordJob
 _SOURCE = "processes"
 _EVIDENCE_LIMIT = 16
 _NAMES_LIMIT = 4
+_JOBS_LIMIT = 16
 _KILL_SECONDS = 1.0
 """How long a process that was sent SIGKILL may take to be gone."""
+
+_MORE_ROUNDS = 2
+"""How often what was started while others were ended is looked for again, without a grace."""
 
 
 def look(given: Look) -> Seen:
@@ -44,15 +48,18 @@ def look(given: Look) -> Seen:
     why_not = _why_not_end(job, table)
     findings: list[Finding] = []
     if left and settings.end and not why_not:
-        stayed, why_not = _end(job, left, settings.grace)
-        gone = [process for process in left if process not in stayed]
+        found = left
+        for grace in (settings.grace, *(0.0,) * _MORE_ROUNDS):
+            stayed, why_not = _end(job, left, grace)
+            left = _left_by(job, survey(job.uid))
+            if why_not or all(_same(process, stayed) for process in left):
+                break  # else some were started meanwhile
+        gone = [process for process in found if not _same(process, left)]
         findings += _told("processes.ended", job, gone)
-        still = _left_by(job, survey(job.uid))
-        # What was started meanwhile was not waited for, so it is not called unkillable.
-        unkillable = [process for process in still if _same(process, stayed)]
-        findings += _told("processes.unkillable", job, [] if why_not else unkillable)
-        left = [process for process in still if why_not or not _same(process, stayed)]
-        findings += _held([*still, *loose], job)
+        findings += _held([*left, *loose], job)
+        if not why_not:
+            findings += _told("processes.unkillable", job, left)
+            left = []
     else:
         findings += _held([*left, *loose], job)
     findings += _told("processes.left_behind", job, left, f" ({why_not})" if why_not else "")
@@ -91,7 +98,8 @@ def _why_not_end(job: RecordJob, table: Table) -> str:
     """Why nothing of this job may be ended now; empty if it may."""
     others = _others(job, table)
     if others:
-        return f"not ended: job {others[0]}, which may be the same user's, is on this node"
+        shown = ", ".join(map(str, others[:_JOBS_LIMIT]))
+        return f"not ended: job {shown}, which may be the same user's, is on this node"
     for step in table.steps:
         if step.job is None:
             return f"not ended: slurmstepd {step.pid} does not say whose it is"
@@ -124,6 +132,8 @@ def _end(
             handle: process for handle, process in handles.items() if _same(process, confirmed)
         }
         for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
+            if seconds == 0:
+                continue
             for handle in waiting:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, number)
