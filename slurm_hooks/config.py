@@ -151,6 +151,50 @@ class CheckpointProbe:
 
 
 @dataclass(frozen=True)
+class StorageProbe:
+    """The storage probe. ``mounts`` must be mounted, answer and take a small write.
+
+    ``read_only`` are mounts that are looked at and never written to. From ``full_percent`` on,
+    used space or inodes are worth a warning.
+    """
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 3.0
+    mounts: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    full_percent: float = 98.0
+
+    def __post_init__(self) -> None:
+        for name in ("mounts", "read_only"):
+            paths = getattr(self, name)
+            wrong = [path for path in paths if path != os.path.normpath(path) or path[:1] != "/"]
+            if wrong or len(paths) > 32:
+                raise ValueError(f"{name} must be at most 32 absolute paths, not {wrong or paths}")
+        if not 1 <= self.full_percent <= 100:
+            raise ValueError(f"full_percent must be between 1 and 100, not {self.full_percent}")
+
+
+@dataclass(frozen=True)
+class ProcessesProbe:
+    """The processes probe: what a job left behind, looked at in its epilog.
+
+    With ``end``, what carries the job's id is sent SIGTERM and, ``grace`` seconds later, SIGKILL;
+    never while another job that may be the same user's is on the node.
+    """
+
+    hooks: tuple[Hook, ...] = ("epilog",)
+    deadline: float = 8.0
+    end: bool = False
+    grace: float = 3.0
+
+    def __post_init__(self) -> None:
+        if set(self.hooks) - {"epilog"}:
+            raise ValueError('hooks can only be ["epilog"] or []: no other hook ends a job')
+        if not 0 <= self.grace <= self.deadline - 4:
+            raise ValueError(f"grace must be between 0 and deadline - 4 seconds, not {self.grace}")
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -169,6 +213,8 @@ class Probes:
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
+    storage: StorageProbe = field(default_factory=StorageProbe)
+    processes: ProcessesProbe = field(default_factory=ProcessesProbe)
 
 
 @dataclass(frozen=True)

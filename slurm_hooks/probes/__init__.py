@@ -22,6 +22,8 @@ NAMES = (
     "kernel_log",
     "joblog",
     "checkpoint",
+    "storage",
+    "processes",
 )
 """The probes that ship, in the order in which records list them."""
 
