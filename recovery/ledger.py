@@ -1,0 +1,68 @@
+"""Where events go: durable in the journal first, then found by the index, then seen in the spool.
+
+Owns that order, and nothing else: a reader of the index never sees what a crash could take back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from recovery.decision import FINAL_ACTIONS, Action, Decision, Outcome
+from recovery.journal import Journal
+from recovery.publish import Publisher
+from recovery.store import open_store
+from slurm_hooks.record import utc
+
+log = logging.getLogger("recovery.ledger")
+
+
+class Ledger:
+    """Journal and index in the folder ``state``, the readable record in the spool's ``publisher``.
+
+    ``clock`` returns seconds since the epoch.
+    """
+
+    def __init__(self, state: Path, publisher: Publisher, clock: Callable[[], float]) -> None:
+        self._journal = Journal(state / "journal")
+        self.store = open_store(state / "index.sqlite", self._journal)
+        self._publisher, self._clock = publisher, clock
+
+    def close(self) -> None:
+        """Close the index."""
+        self.store.close()
+
+    def decided(self, decision: Decision) -> None:
+        """Record a new decision."""
+        self._record({"type": "decision", "decision": decision.to_dict()})
+        self._publisher.add(decision)
+        log.info("decided %s: %s: %s", decision.id, decision.job.verdict, decision.cause.summary)
+
+    def acted(self, decision: Decision, action: Action) -> None:
+        """Record an action's new state; the readable record is told of final ones."""
+        self._record({"type": "action", "decision": decision.id, "action": asdict(action)})
+        if action.state in FINAL_ACTIONS:
+            self._publisher.add(decision.with_action(action))
+        step = f" ({action.step})" if action.state == "planned" else ""
+        log.info("%s %s: %s%s %s", decision.id, action.name, action.state, step, action.detail)
+
+    def ended(self, decision: Decision, outcome: Outcome) -> None:
+        """Record an outcome of ``decision``, which carries it already."""
+        self._record({"type": "outcome", "decision": decision.id, "outcome": asdict(outcome)})
+        self._publisher.add(decision)
+        log.info("%s outcome: %s: %s", decision.id, outcome.state, outcome.detail)
+
+    def tripped(self, kind: str, why: str) -> None:
+        """Record that a circuit breaker has opened."""
+        self._record({"type": "breaker", "kind": kind, "tripped": True, "why": why})
+        log.error("circuit breaker: %s; `recovery resume --why …` closes it", why)
+
+    def catch_up(self) -> None:
+        """Take in what another process has journaled, such as `recovery resume`."""
+        self.store.follow(self._journal)
+
+    def _record(self, event: Mapping[str, object]) -> None:
+        whole = {"time": utc(self._clock()), **event}
+        self.store.apply({"seq": self._journal.append(whole), **whole})

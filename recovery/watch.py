@@ -1,0 +1,133 @@
+"""Attempts that may have failed, watched until their nodes have spoken or have had their time.
+
+Keeps the waiting and nothing else: no file, no scheduler. A crash loses nothing, since the records
+and the scheduler's own memory tell of the same attempts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from recovery import incident
+from recovery.slurm.base import Job
+from recovery.slurm.hostlist import HostlistError, expand
+from slurm_hooks.config import Policy
+from slurm_hooks.record import FaultRecord, seconds_of
+
+_NODES_LIMIT = 10_000
+"""Most nodes of one attempt that a record's hostlist is expanded to."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An attempt that has failed and can be decided on, as the scheduler shows it."""
+
+    job: Job
+    nodes: tuple[str, ...]
+
+
+@dataclass
+class _Attempt:
+    """What is known of one watched attempt; times are seconds since the epoch."""
+
+    job_id: int
+    restart: int
+    uid: int | None
+    nodes: tuple[str, ...]
+    seen: float
+    reported: set[str] = field(default_factory=set)
+    first_look: float | None = None
+    ended_look: float | None = None
+
+
+class Watch:
+    """The attempts under watch, with the waiting times of ``policy``."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._attempts)
+
+    @property
+    def job_ids(self) -> set[int]:
+        """The jobs to ask the scheduler about."""
+        return {attempt.job_id for attempt in self._attempts.values()}
+
+    def names(self, node: str) -> bool:
+        """Whether a watched attempt ran on ``node``."""
+        return any(node in attempt.nodes for attempt in self._attempts.values())
+
+    def note(self, record: FaultRecord) -> None:
+        """Take notice of an epilog's record whose job did not end well."""
+        job = record.job
+        if job is None or record.hook != "epilog" or job.exit in (None, "0:0"):
+            return
+        seen = seconds_of(record.time)
+        attempt = self._attempts.setdefault(
+            (job.id, job.restart), _Attempt(job.id, job.restart, job.uid, _nodes_of(record), seen)
+        )
+        attempt.reported.add(record.node)
+
+    def note_failed(self, jobs: Iterable[Job], now: float) -> None:
+        """Take notice of failed jobs that no record has named: all their nodes may be gone."""
+        for job in jobs:
+            if job.state in incident.FAILED_STATES:
+                seen = float(job.end_time or now)
+                self._attempts.setdefault(
+                    (job.id, job.restarts),
+                    _Attempt(job.id, job.restarts, job.uid, job.nodes, seen),
+                )
+
+    def ready(
+        self, jobs: Mapping[int, Job], decided: Callable[[Job], bool], now: float
+    ) -> list[Ready]:
+        """Return what can be decided on now, and stop watching it and what needs no decision.
+
+        ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether an attempt has its
+        decision already.
+        """
+        ready: list[Ready] = []
+        for key, attempt in sorted(self._attempts.items()):
+            job = jobs.get(attempt.job_id)
+            if job is None or not self._is(attempt, job) or self._stuck(attempt, job, now):
+                del self._attempts[key]
+            elif job.state not in incident.FAILED_STATES | incident.OTHER_ENDS:
+                continue
+            elif job.state in incident.OTHER_ENDS or decided(job):
+                del self._attempts[key]
+            elif self._gathered(attempt, job, now):
+                del self._attempts[key]
+                ready.append(Ready(job, job.nodes or attempt.nodes))
+        return ready
+
+    def _is(self, attempt: _Attempt, job: Job) -> bool:
+        """Whether ``job`` is that attempt: not a later one, nor a new job under its number."""
+        same_owner = attempt.uid is None or job.uid == attempt.uid
+        return same_owner and job.restarts == attempt.restart and job.submit_time <= attempt.seen
+
+    def _stuck(self, attempt: _Attempt, job: Job, now: float) -> bool:
+        """Whether the job runs on although an epilog saw it fail; a stuck COMPLETING still ends."""
+        if attempt.first_look is None:
+            attempt.first_look = now
+        live = job.state in ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED")
+        return live and now - attempt.first_look > self._policy.gather_max
+
+    def _gathered(self, attempt: _Attempt, job: Job, now: float) -> bool:
+        if attempt.ended_look is None:
+            attempt.ended_look = now
+        all_spoke = set(job.nodes or attempt.nodes) <= attempt.reported
+        waited = now - attempt.ended_look >= self._policy.settle
+        bounded = now - (attempt.first_look or now) >= self._policy.gather_max
+        completing = "COMPLETING" in job.flags
+        return (all_spoke or waited or bounded) and (not completing or bounded)
+
+
+def _nodes_of(record: FaultRecord) -> tuple[str, ...]:
+    try:
+        names = expand(record.job.nodes, _NODES_LIMIT) if record.job and record.job.nodes else ()
+    except HostlistError:
+        names = ()
+    return tuple(names) if record.node in names else (record.node,)
