@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from recovery.decision import Action, Decision
+from recovery.decision import Action, ActionKind, Decision
 from recovery.guard import OUR_REASON, is_ours
 from recovery.incident import FAILED_STATES
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
@@ -52,7 +52,8 @@ def intents(decision: Decision, now: str) -> tuple[Action, ...]:
     ]
     job: list[Action] = []
     if decision.job.verdict in ("requeue", "hold"):
-        job.append(Action(decision.job.verdict, decision.job_target, "planned", now))
+        kind: ActionKind = "release" if decision.gated else decision.job.verdict
+        job.append(Action(kind, decision.job_target, "planned", now))
     return (*drains, *job)
 
 
@@ -71,6 +72,7 @@ def advance(
     steps: Mapping[str, Callable[[Action, Decision, View, Scheduler, float], Action]] = {
         "drain": _drain,
         "requeue": _requeue,
+        "release": _release,
         "hold": _hold,
     }
     try:
@@ -173,6 +175,50 @@ def _earliest_start(decision: Decision) -> float:
     decided = seconds_of(decision.time)
     ended = seconds_of(decision.ended_time) + 1 if decision.ended_time else decided
     return min(ended, decided) + RESTART_GAP_SECONDS
+
+
+# -- release ----------------------------------------------------------------------------------
+
+
+def _release(
+    action: Action, decision: Decision, view: View, scheduler: Scheduler, now: float
+) -> Action:
+    """Release a job that Slurm requeued and held because our gate failed its Prolog.
+
+    Off the gated nodes and eligible first, then released: it starts elsewhere 0.9-3.9 s later
+    (measured on 22.05, 24.11 and 26.05).
+    """
+    job, attempt = view.job, decision.attempt
+    if job is None or attempt is None:
+        return replace(action, state="abandoned", detail="Slurm no longer knows the job")
+    if job.restarts != attempt.restart + 1 or job.uid != decision.uid:
+        detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
+        return replace(action, state="abandoned", detail=detail)
+    if job.state in _LIVE:
+        return replace(action, state="verified", detail=f"running on {','.join(job.nodes)}")
+    if not job.pending:
+        return action
+    if not job.held:
+        if not action.step:
+            return replace(action, state="abandoned", detail="somebody has released it already")
+        return replace(action, state="verified", detail="released")
+    if not held_by_launch_failure(job):
+        return replace(action, state="abandoned", detail=f"held by somebody since ({job.reason})")
+    wanted = tuple(sorted({*job.excluded, *decision.job.excluded}))
+    if not action.step:
+        return replace(action, step="start")
+    if action.step == "start" and not set(wanted) <= set(job.excluded):
+        scheduler.start_now(action.target, wanted)
+        return action
+    if action.step == "start":
+        return replace(action, step="release")
+    scheduler.release(action.target)
+    return replace(action, state="done")
+
+
+def held_by_launch_failure(job: Job) -> bool:
+    """Whether Slurm itself holds the job because it could not be launched (measured words)."""
+    return job.held and "launch" in job.reason.lower()
 
 
 # -- hold -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from recovery import actions, guard, incident, policy
+from recovery import actions, gate_slots, guard, incident, policy
 from recovery import cause as causes
 from recovery.acting import Acting
 from recovery.decision import Action, Attempt, Decision
@@ -130,6 +130,7 @@ class Aggregator:
             failed = self._scheduler.jobs().values()
             self._watch.note_failed((job for job in failed if not self._is_decided(job)), now)
             self._snapshot_due = now + self._config.controller.snapshot
+            self._free_gate_slots()
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
@@ -137,9 +138,15 @@ class Aggregator:
         if self._sick:
             self._judge_nodes(decided)
 
+    def _free_gate_slots(self) -> None:
+        if any("gate" in grant.actions for grant in self._config.grant):
+            for node in gate_slots.free(self._config.spool.path, self._scheduler.nodes):
+                log.info("%s is back in service: its gate slot is free", node)
+
     def _decide_attempt(self, ready: Ready) -> Decision:
-        job, attempt, now = ready.job, self._attempt(ready.job), self._clock()
-        ended = float(job.end_time or now)
+        job, now = ready.job, self._clock()
+        attempt = replace(self._attempt(job), restart=ready.restart)
+        ended = now if ready.gated else float(job.end_time or now)
         since = utc(ended - incident.BEFORE_END_SECONDS)
         records = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
         states = self._scheduler.nodes(ready.nodes).values()

@@ -16,7 +16,7 @@ SCHEMA = "decision/v1"
 Confidence = Literal["established", "probable", "unknown"]
 JobVerdict = Literal["requeue", "hold", "leave"]
 NodeVerdict = Literal["drain", "watch", "return"]
-ActionKind = Literal["requeue", "hold", "drain", "return"]
+ActionKind = Literal["requeue", "release", "hold", "drain", "return"]
 ActionState = Literal["recorded", "planned", "done", "verified", "failed", "abandoned"]
 OutcomeState = Literal["restarted", "resumed", "failed_again", "finished", "lost"]
 
@@ -146,6 +146,7 @@ class Decision:
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
     rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
+    ``gated`` names the nodes that stopped the attempt before it had begun.
     """
 
     id: str
@@ -173,6 +174,7 @@ class Decision:
     checkpoint_step: int | None = None
     progress_step: int | None = None
     limited_by: tuple[str, ...] = ()
+    gated: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
     outcome: Outcome | None = None
     addenda: tuple[str, ...] = ()
@@ -187,7 +189,10 @@ class Decision:
     @property
     def awaits_outcome(self) -> bool:
         """The job was put back to work by this decision, and its next attempt has not ended."""
-        restarted = any(a.kind == "requeue" and a.state == "verified" for a in self.actions)
+        restarted = any(
+            action.kind in ("requeue", "release") and action.state == "verified"
+            for action in self.actions
+        )
         return restarted and (self.outcome is None or self.outcome.state not in FINAL_OUTCOMES)
 
     def with_action(self, action: Action) -> Decision:
@@ -219,7 +224,7 @@ class Decision:
         known["nodes"] = _all(NodeAnswer, known["nodes"])
         known["evidence"] = _all(Excerpt, known.get("evidence", ()))
         known["actions"] = _all(Action, known.get("actions", ()))
-        for name in ("job_nodes", "limits", "considered", "limited_by", "addenda"):
+        for name in ("job_nodes", "limits", "considered", "limited_by", "gated", "addenda"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

@@ -64,15 +64,17 @@ def refusal(action: Action, decision: Decision, mode: str, standings: Iterable[S
     """Return why ``action`` may not be taken, or an empty text where mode and a grant allow it."""
     if mode != "act":
         return "monitor mode: recorded, nothing is changed"
+    # A gate that stops a job from starting includes sending that job elsewhere.
+    wanted = "gate" if action.kind == "release" else action.kind
     waiting = ""
     for one in standings:
-        if action.kind not in one.grant.actions or not _covers(one.grant, decision):
+        if wanted not in one.grant.actions or not _covers(one.grant, decision):
             continue
         if one.in_force:
             return ""
-        waiting = f"the grant for {action.kind} waits: {one.why}"
+        waiting = f"the grant for {wanted} waits: {one.why}"
     scope = f"partition {decision.partition or 'unknown'}"
-    return waiting or f"no grant covers {action.kind} in {scope}"
+    return waiting or f"no grant covers {wanted} in {scope}"
 
 
 def _covers(grant: Grant, decision: Decision) -> bool:

@@ -60,7 +60,7 @@ class Incident:
 
     ``job`` is the attempt as the scheduler showed it at its end. ``reported`` names the nodes
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
-    or not responding.
+    or not responding. ``gated`` are nodes that kept the attempt from starting.
     """
 
     key: str
@@ -73,6 +73,7 @@ class Incident:
     log: LogVerdict | None = None
     reported: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    gated: tuple[str, ...] = ()
     checkpoint_step: int | None = None
     checkpoints_broken: bool = False
     progress_step: int | None = None
@@ -99,6 +100,7 @@ def of_attempt(
     """
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
+    gated = set[str]()
     near = list[FaultRecord]()
     for record in records:
         if record.node not in nodes:
@@ -108,6 +110,8 @@ def of_attempt(
             held[record.node] = frozenset(record.job.gpus)
         if ours and record.hook == "epilog":
             epilogs.append(record)
+        if ours and closed_gate(record):
+            gated.add(record.node)
         distance = seconds_of(record.time) - ended
         if ours or -BEFORE_END_SECONDS <= distance <= AFTER_END_SECONDS:
             near.append(record)
@@ -136,6 +140,7 @@ def of_attempt(
             for node in states
             if node.name in nodes and (node.state == "DOWN" or "NOT_RESPONDING" in node.flags)
         ),
+        gated=tuple(sorted(gated)),
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),
@@ -152,6 +157,12 @@ def of_node(record: FaultRecord, partitions: Sequence[str], now: str) -> Inciden
         reported=(record.node,),
         partitions=tuple(partitions),
     )
+
+
+def closed_gate(record: FaultRecord) -> bool:
+    """Whether a prolog reports that its node has drained itself and sent the job back."""
+    closed = any(finding.code == "hook.gate_closed" for finding in record.findings)
+    return closed and record.hook == "prolog"
 
 
 def class_of(finding: Finding) -> str:

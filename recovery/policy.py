@@ -103,14 +103,22 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         job_name=job.name if job else "",
         job_target=job.name_for_commands if job else "",
         job_nodes=incident.nodes if job else (),
-        ended=f"{job.state} {job.exit_code}:{job.signal}" if job else "",
-        ended_time=utc(job.end_time) if job and job.end_time else "",
+        ended=_ended(incident),
+        ended_time=utc(job.end_time) if job and job.end_time and not incident.gated else "",
         limits=tuple(limit.text for limit in limits),
         considered=tuple(_considered(incident, cause)),
         evidence=tuple(_excerpts(incident, cause))[:_EXCERPTS_LIMIT],
         checkpoint_step=incident.checkpoint_step,
         progress_step=incident.progress_step,
+        gated=incident.gated,
     )
+
+
+def _ended(incident: Incident) -> str:
+    job = incident.job
+    if job is None:
+        return ""
+    return "before it began" if incident.gated else f"{job.state} {job.exit_code}:{job.signal}"
 
 
 def same_attempt(earlier: Decision, attempt: Attempt) -> bool:
@@ -192,6 +200,8 @@ def _job_answer(
     if job is None:
         return JobAnswer("leave", "no job has failed of it")
     excluded = tuple(sorted({item.node for item in cause.implicated})) if rule.exclude else ()
+    if incident.gated:
+        return _gated_answer(incident, limits)
     if rule.job == "leave":
         return JobAnswer("leave", cause.summary)
     if not wishes.opted_in:
@@ -215,6 +225,14 @@ def _job_answer(
         named = ", ".join(left)
         return JobAnswer("hold", f"{cause.summary}; it asks for {named} by name (--nodelist)")
     return JobAnswer("requeue", _requeue_reason(cause, excluded, incident), excluded)
+
+
+def _gated_answer(incident: Incident, limits: list[_Limit]) -> JobAnswer:
+    """The job never began: no opt-in is asked for, since it was we who kept it from starting."""
+    stopped = f"{', '.join(incident.gated)} stopped it before it began"
+    if limits and limits[0].spent:
+        return JobAnswer("leave", f"{stopped}; {limits[0].text}, so it stays held")
+    return JobAnswer("requeue", f"{stopped}: release it elsewhere", incident.gated)
 
 
 def _requeue_reason(cause: Cause, excluded: tuple[str, ...], incident: Incident) -> str:
@@ -303,7 +321,7 @@ def _considered(incident: Incident, cause: Cause) -> Iterable[str]:
     }
     for node, fault_class in sorted(others)[:_CONSIDERED_LIMIT]:
         yield f"{node} also shows {fault_class}: it explains less"
-    if incident.silent and incident.attempt:
+    if incident.silent and incident.attempt and not incident.gated:
         yield f"no report from {', '.join(incident.silent)}: silence blames nobody"
     if cause.fault_class == "unknown" and incident.attempt:
         yield "a fault on one node, or a plain line in the job's log, would have changed this"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from recovery import incident
+from recovery.actions import held_by_launch_failure
 from recovery.slurm.base import Job
 from recovery.slurm.hostlist import HostlistError, expand
 from slurm_hooks.config import Policy
@@ -21,10 +22,19 @@ _NODES_LIMIT = 10_000
 
 @dataclass(frozen=True)
 class Ready:
-    """An attempt that has failed and can be decided on, as the scheduler shows it."""
+    """An attempt that can be decided on, as the scheduler shows it now.
+
+    ``gated``: a node kept it from starting, and Slurm has requeued and held it already.
+    """
 
     job: Job
     nodes: tuple[str, ...]
+    gated: bool = False
+
+    @property
+    def restart(self) -> int:
+        """The restart count that the attempt itself had."""
+        return self.job.restarts - 1 if self.gated else self.job.restarts
 
 
 @dataclass
@@ -39,6 +49,7 @@ class _Attempt:
     reported: set[str] = field(default_factory=set)
     first_look: float | None = None
     ended_look: float | None = None
+    gated: bool = False
 
 
 class Watch:
@@ -61,15 +72,17 @@ class Watch:
         return any(node in attempt.nodes for attempt in self._attempts.values())
 
     def note(self, record: FaultRecord) -> None:
-        """Take notice of an epilog's record whose job did not end well."""
-        job = record.job
-        if job is None or record.hook != "epilog" or job.exit in (None, "0:0"):
+        """Take notice of an epilog whose job did not end well, or a prolog that sent it back."""
+        job, gated = record.job, incident.closed_gate(record)
+        failed = job is not None and record.hook == "epilog" and job.exit not in (None, "0:0")
+        if job is None or not (failed or gated):
             return
         seen = seconds_of(record.time)
         attempt = self._attempts.setdefault(
             (job.id, job.restart), _Attempt(job.id, job.restart, job.uid, _nodes_of(record), seen)
         )
         attempt.reported.add(record.node)
+        attempt.gated |= gated
 
     def note_failed(self, jobs: Iterable[Job], now: float) -> None:
         """Take notice of failed jobs that no record has named: all their nodes may be gone."""
@@ -94,6 +107,10 @@ class Watch:
             job = jobs.get(attempt.job_id)
             if job is None or not self._is(attempt, job) or self._stuck(attempt, job, now):
                 del self._attempts[key]
+            elif attempt.gated:
+                if held_by_launch_failure(job) and job.pending:
+                    del self._attempts[key]
+                    ready.append(Ready(job, attempt.nodes, gated=True))
             elif job.state not in incident.FAILED_STATES | incident.OTHER_ENDS:
                 continue
             elif job.state in incident.OTHER_ENDS or decided(job):
@@ -106,6 +123,8 @@ class Watch:
     def _is(self, attempt: _Attempt, job: Job) -> bool:
         """Whether ``job`` is that attempt: not a later one, nor a new job under its number."""
         same_owner = attempt.uid is None or job.uid == attempt.uid
+        if attempt.gated:  # the requeue that Slurm makes of it counts, and renews its submit time
+            return same_owner and job.restarts in (attempt.restart, attempt.restart + 1)
         return same_owner and job.restarts == attempt.restart and job.submit_time <= attempt.seen
 
     def _stuck(self, attempt: _Attempt, job: Job, now: float) -> bool:

@@ -35,7 +35,7 @@ def story(decision: Decision) -> str:
     if decision.attempt:
         who = f"{decision.job_name!r} of {decision.owner}, partition {decision.partition}"
         lines += _paragraph(f"Job {decision.attempt.job_id}, {who}, restart {_restart(decision)}.")
-        ended = f"{_clock(decision.ended_time)}  ended {decision.ended}"
+        ended = f"{_clock(decision.ended_time or decision.time)}  ended {decision.ended}"
         lines += _paragraph(f"{ended} on {', '.join(decision.job_nodes)}.")
     steps = []
     if decision.checkpoint_step is not None:
