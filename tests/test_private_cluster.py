@@ -105,8 +105,9 @@ def owner(tmp_path: Path, short_folder: Path) -> Iterator[subprocess.Popen[str]]
 def test_nothing_is_left_behind_however_the_owner_ends(
     owner: subprocess.Popen[str], short_folder: Path, number: signal.Signals | None
 ) -> None:
+    expected = {"slurmctld", "slurmd", "slurmstepd", "munged", "sleep"}
+    assert until(lambda: expected <= names(below(psutil.Process(owner.pid))))
     started = below(psutil.Process(owner.pid))
-    assert {"slurmctld", "slurmd", "slurmstepd", "munged", "sleep"} <= names(started)
     if number is not None:
         owner.send_signal(number)
     _, complaint = owner.communicate(timeout=30)
@@ -191,3 +192,18 @@ def test_every_change_is_counted_and_no_look_is(cluster: Cluster) -> None:
         "REQUEST_UPDATE_JOB": 1,
         "REQUEST_KILL_JOB": 1,
     }
+
+
+def test_its_aggregator_can_be_killed_and_started_again(cluster: Cluster) -> None:
+    def passes() -> str:
+        told = cluster.run("recovery", "status", check=False).stdout.splitlines()
+        return next((line for line in told if line.startswith("last pass") and ":" in line), "")
+
+    with cluster.aggregator() as first:
+        seen = cluster.wait(passes, 15, "a first pass")
+        first.kill()
+        assert not first.alive
+    with cluster.aggregator() as second:
+        cluster.wait(lambda: passes() not in ("", seen), 15, "a pass of the second")
+        assert second.alive
+    assert not second.alive, second.said()
