@@ -5,7 +5,9 @@
 Each line is one program, run as slurmd runs it (no PATH, output read to its end), from an
 installation as a node has it: copied into an environment of its own, not editable (whose import
 hook costs 8 ms), with compiled files kept. GPUs are eight fake ones with 18 NVLinks each. Lines
-take turns, so that a machine that grows busy slows all of them. Time is the median of wall times; memory is
+take turns, so that a machine that grows busy slows all of them.
+
+Time is the median of wall times; memory is
 the largest sum of proportional set sizes over the program and its children, sampled in runs of
 their own. Aims: hooks within twice the import of pynvml, with probes off within twice
 ``python -c pass``, and below 45 MB.
