@@ -2,8 +2,12 @@
 
     ./scripts/bench hooks --runs 20
 
-Each line is one program, run as slurmd runs it (no PATH, output read to its end). Lines take turns,
-so that a machine that grows busy slows all of them. Time is the median of wall times; memory is
+Each line is one program, run as slurmd runs it (no PATH, output read to its end), from an
+installation as a node has it: copied into an environment of its own, not editable (whose import
+hook costs 8 ms), with compiled files kept. GPUs are eight fake ones with 18 NVLinks each. Lines
+take turns, so that a machine that grows busy slows all of them.
+
+Time is the median of wall times; memory is
 the largest sum of proportional set sizes over the program and its children, sampled in runs of
 their own. Aims: hooks within twice the import of pynvml, with probes off within twice
 ``python -c pass``, and below 45 MB.
@@ -12,20 +16,35 @@ their own. Aims: hooks within twice the import of pynvml, with probes off within
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.demo import fake_nvml
 from slurm_hooks import probes, spool
 
-PROGRAMS = Path(sys.executable).parent
+GPUS, LINKS = 8, 18
+
+INSTALLED = ("slurm_hooks", "pynvml", "psutil")
+"""What a hook on a node may import, beside Python's own."""
+
+PROGRAM = """#!{python}
+import sys
+from slurm_hooks.hooks import {function}
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit({function}())
+"""
+"""What pip (24 and later) writes for a console script."""
 
 JOB = {
     "SLURM_CLUSTER_NAME": "bench",
@@ -66,42 +85,71 @@ def main() -> int:
 
 
 def lines(folder: Path) -> tuple[Line, ...]:
-    """Return what is measured, with the configurations for it written into ``folder``."""
+    """Return what is measured, with installation and configurations for it in ``folder``."""
+    programs = install(folder / "venv")
     spool.create(folder / "spool")
     (folder / "kernel.log").touch()
-    found = ", ".join(probes.NAMES)
-    full = {"SLURMD_NODENAME": "n1", "SLURM_RECOVERY_CONFIG": configuration(folder, True)}
-    none = {"SLURMD_NODENAME": "n1", "SLURM_RECOVERY_CONFIG": configuration(folder, False)}
-    driver = {
-        name: os.environ[name]
-        for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")
-        if name in os.environ
-    }
-    python, pynvml, passing = sys.executable, 'python -c "import pynvml"', "python -c pass"
+    fake_nvml.write_state(folder / "gpus.json", {"count": GPUS, "every": {"nvlinks": LINKS}})
+    driver = fake_nvml.environment(fake_nvml.build(folder / "lib"), folder / "gpus.json")
+    python, pynvml, passing = (
+        str(programs / "python"),
+        'python -c "import pynvml"',
+        "python -c pass",
+    )
 
-    def hook(name: str) -> tuple[str, ...]:
-        return (str(PROGRAMS / f"slurm-hook-{name}"),)
+    def hook(name: str, kind: str, against: str, *only: str) -> Line:
+        told = {
+            "SLURMD_NODENAME": "n1",
+            "SLURM_RECOVERY_CONFIG": str(configuration(folder, only)),
+            **(driver if only else {}),
+            **(JOB if kind != "health-check" else {}),
+        }
+        return Line(name, (str(programs / f"slurm-hook-{kind}"),), told, against, 2.0)
 
     return (
         Line(passing, (python, "-c", "pass"), {}),
         Line(pynvml, (python, "-c", "import pynvml"), {}),
-        Line(f"prolog ({found})", hook("prolog"), {**full, **JOB, **driver}, pynvml, 2.0),
-        Line(f"epilog ({found})", hook("epilog"), {**full, **JOB, **driver}, pynvml, 2.0),
-        Line(f"health check ({found})", hook("health-check"), {**full, **driver}, pynvml, 2.0),
-        Line("prolog, probes off", hook("prolog"), {**none, **JOB}, passing, 2.0),
+        hook("prolog, nvml and kernel_log", "prolog", pynvml, "nvml", "kernel_log"),
+        hook("prolog, all probes", "prolog", pynvml, *probes.NAMES),
+        hook("epilog, all probes", "epilog", pynvml, *probes.NAMES),
+        hook("health check, all probes", "health-check", pynvml, *probes.NAMES),
+        hook("prolog, probes off", "prolog", passing),
     )
 
 
-def configuration(folder: Path, with_probes: bool) -> str:
-    """Write a recovery.toml and return its path."""
-    path = folder / ("probes.toml" if with_probes else "none.toml")
+def install(folder: Path) -> Path:
+    """Install the hooks as on a node, and return the folder of programs."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in INSTALLED:
+        origin = importlib.import_module(name).__file__
+        assert origin
+        found = Path(origin)
+        ignored = shutil.ignore_patterns("__pycache__")
+        if found.name == "__init__.py":
+            shutil.copytree(found.parent, packages / name, ignore=ignored)
+        else:
+            shutil.copy(found, packages)
+    programs = folder / "bin"
+    for function in ("prolog", "epilog", "health_check"):
+        program = programs / f"slurm-hook-{function.replace('_', '-')}"
+        program.write_text(PROGRAM.format(python=programs / "python", function=function))
+        program.chmod(0o755)
+    return programs
+
+
+def configuration(folder: Path, only: tuple[str, ...]) -> Path:
+    """Write a recovery.toml in which the probes ``only`` run, and return its path."""
+    path = folder / f"{'-'.join(only) or 'none'}.toml"
     text = f'[spool]\npath = "{folder}/spool"\nbuffer = "{folder}/buffer"\n'
-    if with_probes:
-        text += f'[probes.kernel_log]\npath = "{folder}/kernel.log"\n'
-    else:
-        text += "".join(f"[probes.{name}]\nhooks = []\n" for name in (*probes.NAMES, "site"))
+    text += f'[hooks]\nrun = "{folder}/run"\n'
+    text += f'[probes.kernel_log]\npath = "{folder}/kernel.log"\n'
+    if only != probes.NAMES:
+        off = {*probes.NAMES, "site"} - set(only)
+        text += "hooks = []\n" if "kernel_log" in off else ""
+        text += "".join(f"[probes.{name}]\nhooks = []\n" for name in off - {"kernel_log"})
     path.write_text(text)
-    return str(path)
+    return path
 
 
 def measure(table: tuple[Line, ...], runs: int) -> list[dict[str, object]]:

@@ -21,7 +21,7 @@ from slurm_hooks.bounds import node_name
 from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import Children
-from slurm_hooks.delivery import states_of
+from slurm_hooks.looking import states_of
 from slurm_hooks.record import ProbeResult, worst
 
 _ELSEWHERE = {

@@ -6,19 +6,14 @@ broken one is an error that names the line (``toml_reader``).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, read_raw, salvage
+from slurm_hooks import config_file
+from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, salvage
 
-__all__ = ["Config", "ConfigError", "config_path", "load", "load_what_can_be_read", "read_raw"]
-
-DEFAULT_PATH = Path("/etc/slurm/recovery.toml")
-
-PATH_VARIABLE = "SLURM_RECOVERY_CONFIG"
-"""Environment variable that names another file; a wrapper script of a hook may set it."""
+__all__ = ["Config", "ConfigError", "load", "load_what_can_be_read"]
 
 Hook = Literal["prolog", "epilog", "health_check"]
 ActionName = Literal["requeue", "hold", "drain", "return", "gate"]
@@ -317,18 +312,13 @@ class Config:
     grant: tuple[Grant, ...] = ()
 
 
-def config_path() -> Path:
-    """Return the file to read: SLURM_RECOVERY_CONFIG, else /etc/slurm/recovery.toml."""
-    return Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-
-
 def load(path: Path | None = None) -> Config:
-    """Return the configuration of ``path``, by default ``config_path()``.
+    """Return the configuration of ``path``, by default ``config_file.path()``.
 
     Raises:
         ConfigError: the file cannot be used; the text names file, line and key.
     """
-    return read_file(Config, path or config_path())
+    return read_file(Config, path or config_file.path())
 
 
 def load_what_can_be_read(raw: bytes, path: Path) -> tuple[Config, str | None]:

@@ -55,11 +55,6 @@ def buffer_of(spool: Spool, node: str) -> Buffer:
     return Buffer(spool.buffer_of(node), spool.buffer_records)
 
 
-def states_of(spool: Spool, node: str) -> Path:
-    """Return the folder in which the node's probes keep their states."""
-    return spool.buffer_of(node) / "state"
-
-
 def deliver(
     delivery: Delivery, spool: Spool, node: str, spool_until: float, buffer_until: float
 ) -> str | None:
@@ -68,7 +63,7 @@ def deliver(
     ``spool_until`` and ``buffer_until`` are moments of ``time.monotonic()``: until the first the
     spool may take, until the second the local disk.
     """
-    states = states_of(spool, node)
+    states = looking.states_of(spool, node)
     record, content = delivery.record, b""
     tasks: dict[str, Task] = {}
     if record:

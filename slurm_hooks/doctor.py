@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from slurm_hooks import gate, probes, site_probes
+from slurm_hooks import config_file, gate, probes, site_probes
 from slurm_hooks.bounds import node_name
-from slurm_hooks.config import Config, config_path, load_what_can_be_read, read_raw
+from slurm_hooks.config import Config, load_what_can_be_read
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import ChildOutcome, Children, run_one
-from slurm_hooks.delivery import buffer_of, states_of
-from slurm_hooks.looking import collect, start
+from slurm_hooks.delivery import buffer_of
+from slurm_hooks.looking import collect, start, states_of
 from slurm_hooks.record import ProbeResult
 from slurm_hooks.spool import MUNGE_COMMANDS, SpoolError, make_private, seal, write
 
@@ -51,7 +51,7 @@ class Check:
 
 def examine() -> tuple[Check, ...]:
     """Return all answers for this node."""
-    path = config_path()
+    path = config_file.path()
     config, first = _configuration(path)
     told = HookContext.from_environ("health_check", os.environ)
     told = replace(told, node=node_name(told.node))
@@ -85,7 +85,7 @@ def _why(outcome: ChildOutcome) -> str:
 
 
 def _configuration(path: Path) -> tuple[Config, Check]:
-    outcome = run_one(lambda: read_raw(path) if path.exists() else b"", _SECONDS)
+    outcome = run_one(lambda: config_file.read(path) if path.exists() else b"", _SECONDS)
     if outcome.status != "ok":
         return Config(), Check(
             "configuration", "broken", f"{path}: {_why(outcome)}", "keep it on the node's own disk"

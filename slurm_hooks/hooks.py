@@ -15,6 +15,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from slurm_hooks import config_file
+
 if TYPE_CHECKING:  # a hook delays every job: what it needs is imported when it is needed
     import socket
     from collections.abc import Mapping
@@ -67,10 +69,10 @@ def task_prolog() -> NoReturn:
     """Before each task: print what slurmstepd exports to a task of a job that opted in."""
     try:
         from slurm_hooks import task_environment
-        from slurm_hooks.config import Config, config_path, load_what_can_be_read
+        from slurm_hooks.config import Config, load_what_can_be_read
         from slurm_hooks.deadline import run_one
 
-        path = config_path()
+        path = config_file.path()
         read = run_one(lambda: _read(path), CONFIG_SECONDS)
         config = Config()
         if read.output.startswith(b"+"):
@@ -110,25 +112,20 @@ def _run(hook: str) -> int:
 
 
 def _sense_and_report(hook: str, started: float) -> int:
-    from slurm_hooks import config as configuration
-    from slurm_hooks.deadline import Children, run_one
+    from slurm_hooks.deadline import Children
 
-    path = configuration.config_path()
+    path = config_file.path()
     with Children() as children:
         children.start("config", lambda: _read(path), CONFIG_SECONDS)
-        from slurm_hooks import delivery, looking, record  # while the child reads
-        from slurm_hooks.freshness import freshly_passed, with_pass
+        from slurm_hooks import looking  # while the child reads
 
         config, troubles = _configured(children.wait()["config"], path)
     told, boot_id = _told(hook)
     budget = getattr(config.hooks.budget, hook)
     reserve = min(budget * RESERVE_SHARE, RESERVE_MOST_SECONDS)
-    states = delivery.states_of(config.spool, told.node)
-    names = looking.names_for(hook, config)
+    states = looking.states_of(config.spool, told.node)
     freshness = 0.0 if troubles else config.hooks.freshness
-    if hook == "prolog" and freshness:
-        fresh = run_one(lambda: freshly_passed(states, boot_id, freshness), CONFIG_SECONDS)
-        names = () if fresh.output else names
+    names = () if _is_spared(told, states, boot_id, freshness) else looking.names_for(hook, config)
     with Children() as children:
         left = max(0.1, started + budget - reserve - time.monotonic())
         looking.start(children, names, told, config, states, left)
@@ -137,6 +134,8 @@ def _sense_and_report(hook: str, started: float) -> int:
         children.start("errands", lambda: _errands(config, told, boot_id, until), seconds)
         if hook == "health_check":
             children.start("history", lambda: _remembered(states), left)
+        from slurm_hooks import delivery, record  # while the children look
+
         outcomes = children.wait()
     seen = looking.collect(names, outcomes)
     report = record.FaultRecord(
@@ -157,6 +156,8 @@ def _sense_and_report(hook: str, started: float) -> int:
     else:
         return 0
     if freshness:
+        from slurm_hooks.freshness import with_pass
+
         work = with_pass(work, report)
     ends = started + budget - reserve * 0.4, started + budget - reserve * 0.1
     lost = delivery.deliver(work, config.spool, told.node, *ends)
@@ -165,6 +166,17 @@ def _sense_and_report(hook: str, started: float) -> int:
     if report.verdict != "fatal" or troubles:
         return 0
     return _gate(report, config, started + budget, is_news=work.record is not None)
+
+
+def _is_spared(told: HookContext, states: Path, boot_id: str, freshness_seconds: float) -> bool:
+    """Whether a health check has passed just before this prolog."""
+    if told.hook != "prolog" or not freshness_seconds:
+        return False
+    from slurm_hooks.deadline import run_one
+    from slurm_hooks.freshness import freshly_passed
+
+    fresh = run_one(lambda: freshly_passed(states, boot_id, freshness_seconds), CONFIG_SECONDS)
+    return bool(fresh.output)
 
 
 def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> bytes:
@@ -183,10 +195,10 @@ def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -
     """Close the gate where this node may, record it, and return the hook's exit status."""
     from dataclasses import replace
 
-    from slurm_hooks import delivery, gate, record
+    from slurm_hooks import delivery, gate, looking, record
     from slurm_hooks.deadline import run_one
 
-    states = delivery.states_of(config.spool, report.node)
+    states = looking.states_of(config.spool, report.node)
 
     def close() -> bytes:
         closed = gate.attempt(report, config, states, until - TELL_SECONDS - 0.1, is_news=is_news)
@@ -223,7 +235,8 @@ def _worth_reporting(report: FaultRecord) -> bool:
         return True
     from slurm_hooks import optin
 
-    return optin.parse(job.comment).opted_in
+    wishes = optin.parse(job.comment)
+    return wishes.opted_in or bool(wishes.problems)
 
 
 def _what_is_news(
@@ -255,10 +268,8 @@ def _remembered(states: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     """Run in a child: the configuration file after a ``+``, or ``-`` where there is none."""
-    from slurm_hooks.config import read_raw
-
     try:
-        return b"+" + read_raw(path)
+        return b"+" + config_file.read(path)
     except FileNotFoundError:
         return b"-"
 
@@ -300,11 +311,10 @@ def _report_own_failure(hook: str, error: BaseException) -> None:
     try:
         import traceback
 
-        from slurm_hooks import config as configuration
         from slurm_hooks import delivery, record
         from slurm_hooks.deadline import run_one
 
-        path = configuration.config_path()
+        path = config_file.path()
         config, _ = _configured(run_one(lambda: _read(path), CONFIG_SECONDS), path)
         told, boot_id = _told(hook)
         trace = "".join(traceback.format_exception(error))[-2000:]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_hooks import bounds, probes, site_probes
-from slurm_hooks.config import Config
+from slurm_hooks.config import Config, Spool
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import ChildOutcome, Children
 from slurm_hooks.record import Finding, ProbeResult
@@ -42,6 +42,11 @@ def names_for(hook: str, config: Config) -> tuple[str, ...]:
     """Return the probes that the configuration gives to ``hook``, the site's own last."""
     names = (*probes.NAMES, site_probes.NAME)
     return tuple(name for name in names if hook in getattr(config.probes, name).hooks)
+
+
+def states_of(spool: Spool, node: str) -> Path:
+    """Return the folder in which the node's probes keep their states."""
+    return spool.buffer_of(node) / "state"
 
 
 def start(

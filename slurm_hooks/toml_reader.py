@@ -20,15 +20,14 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slurm_hooks import config_file
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 T = TypeVar("T")
-
-SIZE_LIMIT_BYTES = 512 * 1024
-"""Largest configuration file read; a real one is a few kilobytes."""
 
 
 class ConfigError(Exception):
@@ -50,22 +49,12 @@ def read_file(kind: type[T], path: Path) -> T:
         ConfigError: unreadable, not TOML, an unknown key, or a value of the wrong type.
     """
     try:
-        raw = read_raw(path)
+        raw = config_file.read(path)
     except FileNotFoundError:
         return kind()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     return read_bytes(kind, raw, path)
-
-
-def read_raw(path: Path) -> bytes:
-    """Return a file's content, a byte more than ``SIZE_LIMIT_BYTES`` at most.
-
-    Raises:
-        OSError: as ``open`` and ``read`` do.
-    """
-    with path.open("rb") as source:
-        return source.read(SIZE_LIMIT_BYTES + 1)
 
 
 def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:
@@ -74,8 +63,9 @@ def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:
     Raises:
         ConfigError: not TOML, an unknown key, or a value of the wrong type.
     """
-    if len(raw) > SIZE_LIMIT_BYTES:
-        raise ConfigError(f"{path}: larger than {SIZE_LIMIT_BYTES} bytes; is it the right file?")
+    limit = config_file.SIZE_LIMIT_BYTES
+    if len(raw) > limit:
+        raise ConfigError(f"{path}: larger than {limit} bytes; is it the right file?")
     try:
         text = raw.decode("utf-8")
         document = tomllib.loads(text)
@@ -122,7 +112,7 @@ def salvage(kind: type[Any], raw: bytes) -> dict[str, Any]:
 
     Of a file that is not TOML, what stands above the line that tomllib names is tried.
     """
-    lines = raw[:SIZE_LIMIT_BYTES].decode("utf-8", "replace").splitlines()
+    lines = raw[: config_file.SIZE_LIMIT_BYTES].decode("utf-8", "replace").splitlines()
     document: dict[str, Any] = {}
     for _attempt in range(2):
         try:

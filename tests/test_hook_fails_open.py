@@ -113,7 +113,7 @@ def test_a_configuration_that_does_not_answer_costs_a_second(node: Node) -> None
     (name,) = set(default.waiting()) - before
     record = json.loads(default.read(name)[1])
     default.forget(name)
-    assert [finding["code"] for finding in record["findings"]] == ["hook.config_unreachable"]
+    assert "hook.config_unreachable" in [finding["code"] for finding in record["findings"]]
 
 
 def test_a_bug_of_the_hook_is_recorded(node: Node) -> None:
