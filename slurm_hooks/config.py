@@ -6,6 +6,11 @@ broken one is an error that names the line (``toml_reader``).
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import os
+from collections.abc import Mapping
+>>>>>>> probes2
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +24,21 @@ Hook = Literal["prolog", "epilog", "health_check"]
 ActionName = Literal["requeue", "hold", "drain", "return", "gate"]
 
 ALL_HOOKS: tuple[Hook, ...] = ("prolog", "epilog", "health_check")
+
+LINK_ERRORS_PER_MINUTE: Mapping[str, float] = {
+    "symbol_error": 10.0,
+    "link_error_recovery": 5.0,
+    "local_link_integrity_errors": 0.0,
+    "excessive_buffer_overrun_errors": 0.0,
+    "port_rcv_errors": 600.0,
+    "port_xmit_discards": 6000.0,
+    "roce_slow_restart": 600.0,
+}
+"""Growth of a port's error counters, as sysfs names them, that is still healthy.
+
+Source: NVSentinel's NIC monitor. For symbol errors this is between its two marks, 120 an hour (the
+specification's bit error rate) and 600 a minute.
+"""
 
 
 @dataclass(frozen=True)
@@ -146,6 +166,7 @@ class CheckpointProbe:
 
 
 @dataclass(frozen=True)
+<<<<<<< HEAD
 class StorageProbe:
     """The storage probe. ``mounts`` must be mounted, answer and take a small write.
 
@@ -187,6 +208,35 @@ class ProcessesProbe:
             raise ValueError('hooks can only be ["epilog"] or []: no other hook ends a job')
         if not 0 <= self.grace <= self.deadline - 4:
             raise ValueError(f"grace must be between 0 and deadline - 4 seconds, not {self.grace}")
+=======
+class FabricProbe:
+    """The fabric probe: InfiniBand and RoCE ports, and the services that NVSwitches need.
+
+    ``devices`` are those that must be there and active, as ``mlx5_0`` or ``mlx5_0/1``, at ``rate``
+    Gb/s or more where that is set; others are to stay as they were seen. ``ignore`` has shell
+    patterns of devices not to look at, ``services`` systemd services that must run. What often
+    mends itself is a fault once it has lasted ``hold`` seconds. ``errors_per_minute`` sets limits
+    for error counters by name. Everything is read below ``root``.
+    """
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 5.0
+    devices: tuple[str, ...] = ()
+    rate: float = 0.0
+    ignore: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    hold: float = 60.0
+    errors_per_minute: Mapping[str, float] = field(default_factory=dict)
+    root: Path = Path("/")
+
+    def __post_init__(self) -> None:
+        if self.hold < 0:
+            raise ValueError(f"hold must not be negative, not {self.hold}")
+        unknown = [name for name in self.errors_per_minute if name not in LINK_ERRORS_PER_MINUTE]
+        if unknown:
+            known = ", ".join(LINK_ERRORS_PER_MINUTE)
+            raise ValueError(f"errors_per_minute has no counter {unknown[0]!r}; known: {known}")
+>>>>>>> probes2
 
 
 @dataclass(frozen=True)
@@ -208,8 +258,12 @@ class Probes:
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
+<<<<<<< HEAD
     storage: StorageProbe = field(default_factory=StorageProbe)
     processes: ProcessesProbe = field(default_factory=ProcessesProbe)
+=======
+    fabric: FabricProbe = field(default_factory=FabricProbe)
+>>>>>>> probes2
 
 
 @dataclass(frozen=True)

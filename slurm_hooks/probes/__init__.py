@@ -20,6 +20,7 @@ from slurm_hooks.record import Finding
 NAMES = (
     "nvml",
     "kernel_log",
+    "fabric",
     "joblog",
     "checkpoint",
     "storage",
