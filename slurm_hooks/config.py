@@ -6,11 +6,8 @@ broken one is an error that names the line (``toml_reader``).
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
 import os
 from collections.abc import Mapping
->>>>>>> probes2
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -166,7 +163,6 @@ class CheckpointProbe:
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
 class StorageProbe:
     """The storage probe. ``mounts`` must be mounted, answer and take a small write.
 
@@ -208,7 +204,9 @@ class ProcessesProbe:
             raise ValueError('hooks can only be ["epilog"] or []: no other hook ends a job')
         if not 0 <= self.grace <= self.deadline - 4:
             raise ValueError(f"grace must be between 0 and deadline - 4 seconds, not {self.grace}")
-=======
+
+
+@dataclass(frozen=True)
 class FabricProbe:
     """The fabric probe: InfiniBand and RoCE ports, and the services that NVSwitches need.
 
@@ -236,7 +234,6 @@ class FabricProbe:
         if unknown:
             known = ", ".join(LINK_ERRORS_PER_MINUTE)
             raise ValueError(f"errors_per_minute has no counter {unknown[0]!r}; known: {known}")
->>>>>>> probes2
 
 
 @dataclass(frozen=True)
@@ -258,12 +255,9 @@ class Probes:
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
-<<<<<<< HEAD
     storage: StorageProbe = field(default_factory=StorageProbe)
     processes: ProcessesProbe = field(default_factory=ProcessesProbe)
-=======
     fabric: FabricProbe = field(default_factory=FabricProbe)
->>>>>>> probes2
 
 
 @dataclass(frozen=True)
