@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import click
 
 from recovery.report import text
-from slurm_hooks.config import Config, ConfigError, config_path, load
+from slurm_hooks import config_file
+from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.record import utc
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -219,7 +220,7 @@ def _store(config: Config) -> Iterator[Any]:
 
     state = config.controller.state
     if not state.is_dir():
-        path = config_path()
+        path = config_file.path()
         _fail(f"{state} is not there; start `recovery run`, or mend controller.state in {path}", 2)
     try:
         store = open_store(state / "index.sqlite", Journal(state / "journal"))

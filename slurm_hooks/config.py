@@ -7,6 +7,7 @@ broken one is an error that names the line (``toml_reader``).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -237,6 +238,33 @@ class FabricProbe:
 
 
 @dataclass(frozen=True)
+class NcclProbe:
+    """The NCCL probe; in no hook unless a site wants it.
+
+    ``library`` is loaded and started, ``interface`` what NCCL_SOCKET_IFNAME then says. With
+    ``all_reduce_perf``, that program of nccl-tests (or a script around it) is run with ``size``
+    over a job's GPUs where they are all that the node has. ``floor`` is the least bus bandwidth in
+    GB/s: ``"model"`` takes what is known of the GPU, 0 none.
+    """
+
+    hooks: tuple[Hook, ...] = ()
+    deadline: float = 60.0
+    library: str = "libnccl.so.2"
+    interface: str = ""
+    all_reduce_perf: str = ""
+    size: str = "8G"
+    floor: Literal["model"] | float = "model"
+
+    def __post_init__(self) -> None:
+        if self.all_reduce_perf and not self.all_reduce_perf.startswith("/"):
+            raise ValueError("all_reduce_perf must be an absolute path")
+        if not re.fullmatch(r"[1-9][0-9]{0,5}[KMG]", self.size):
+            raise ValueError(f"size must be a number with K, M or G, not {self.size!r}")
+        if isinstance(self.floor, float) and not 0 <= self.floor <= 100_000:
+            raise ValueError(f"floor must be between 0 and 100000 GB/s, not {self.floor}")
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -258,6 +286,7 @@ class Probes:
     storage: StorageProbe = field(default_factory=StorageProbe)
     processes: ProcessesProbe = field(default_factory=ProcessesProbe)
     fabric: FabricProbe = field(default_factory=FabricProbe)
+    nccl: NcclProbe = field(default_factory=NcclProbe)
 
 
 @dataclass(frozen=True)

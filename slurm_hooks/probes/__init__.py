@@ -25,6 +25,7 @@ NAMES = (
     "checkpoint",
     "storage",
     "processes",
+    "nccl",
 )
 """The probes that ship, in the order in which records list them."""
 
