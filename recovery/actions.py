@@ -133,7 +133,8 @@ def _requeue(
             return replace(action, step="requeue")
         scheduler.requeue(action.target)
         return action
-    if not action.step or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
+    ours = bool(action.step) or decision.requeued
+    if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
         return replace(action, state="abandoned", detail=detail)
     return _start(action, decision, job, scheduler, now)

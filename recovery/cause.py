@@ -33,7 +33,7 @@ _NODE_CLASSES = ("hardware", "network.fabric", "node.software", "storage")
 
 def of(incident: Incident) -> Cause:
     """Return the cause that the incident's evidence establishes, suggests, or does not tell."""
-    if incident.job is not None:
+    if incident.job is not None and not incident.requeued:
         said = _scheduler_said(incident.job)
         if said:
             return said
@@ -42,7 +42,7 @@ def of(incident: Incident) -> Cause:
         return hardware
     if incident.job is None:
         return _by_nodes(incident, _NODE_CLASSES[1:]) or _unknown("no fault that names a resource")
-    if incident.job.state in ("NODE_FAIL", "BOOT_FAIL"):
+    if incident.job.state in ("NODE_FAIL", "BOOT_FAIL") or (incident.requeued and incident.lost):
         return _lost_nodes(incident)
     others = _by_nodes(incident, _NODE_CLASSES[1:])
     if others:

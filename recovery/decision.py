@@ -146,7 +146,8 @@ class Decision:
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
     rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
-    ``gated`` names the nodes that stopped the attempt before it had begun.
+    ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
+    put the job back into the queue by itself, and the decision adopts what it found there.
     """
 
     id: str
@@ -175,6 +176,7 @@ class Decision:
     progress_step: int | None = None
     limited_by: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
+    requeued: bool = False
     actions: tuple[Action, ...] = ()
     outcome: Outcome | None = None
     addenda: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ class Incident:
     ``job`` is the attempt as the scheduler showed it at its end. ``reported`` names the nodes
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
     or not responding. ``gated`` are nodes that kept the attempt from starting.
+    ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Incident:
     reported: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
+    requeued: bool = False
     checkpoint_step: int | None = None
     checkpoints_broken: bool = False
     progress_step: int | None = None
@@ -141,6 +143,7 @@ def of_attempt(
             if node.name in nodes and (node.state == "DOWN" or "NOT_RESPONDING" in node.flags)
         ),
         gated=tuple(sorted(gated)),
+        requeued=job.restarts > attempt.restart,
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),
