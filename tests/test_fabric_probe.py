@@ -169,6 +169,12 @@ def test_the_one_slow_port_among_its_peers_is_named(machine: Machine) -> None:
     assert "200" in finding.summary and "400" in finding.summary
     machine.set("mlx5_2", rate="200 Gb/sec (2X NDR)")
     assert machine.look() == ()  # two of a kind are meant so
+    for device in ("mlx5_0", "mlx5_2"):
+        machine.set(device, state="1: DOWN")
+    machine.state = {}
+    assert machine.look() == ()  # and between two nobody can tell which is wrong
+    for device in ("mlx5_0", "mlx5_2"):
+        machine.set(device, state="4: ACTIVE")
     assert machine.told(devices=("mlx5_2",), rate=400.0) == [
         ("fabric.port_slow", "fault", "mlx5_2/1")
     ]
