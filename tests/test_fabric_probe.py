@@ -311,7 +311,7 @@ def test_a_mistyped_counter_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def test_a_dead_port_reaches_the_record_of_a_health_check(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
-    node, machine = Node(tmp_path / "node"), Machine(tmp_path / "root", ports=2)
+    node, machine = Node(tmp_path / "node", "fabric1"), Machine(tmp_path / "root", ports=2)
     node.configure(f'[probes.fabric]\nroot = "{machine.root}"\ndevices = ["mlx5_0"]\n')
     assert node.run("health_check").status == 0
     assert node.heartbeat()["verdict"] == "ok"

@@ -383,7 +383,7 @@ def test_rubbish_in_the_kernels_files_is_survived(machine: Machine) -> None:
 
 def test_a_reboot_under_a_job_reaches_the_record(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
-    node, machine = Node(tmp_path / "node"), Machine(tmp_path / "root")
+    node, machine = Node(tmp_path / "node", "host1"), Machine(tmp_path / "root")
     node.configure(f'[probes.host]\nroot = "{machine.root}"\nspaces = []\nclock = "any"\n')
     assert node.run("prolog", **job(7)).status == 0
     assert node.records() == []

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_hooks import catalog, slurm_conf
 from slurm_hooks.config import HostProbe
@@ -29,9 +29,11 @@ from slurm_hooks.probes.host_reading import (
     read_throttled,
 )
 from slurm_hooks.probes.host_remembered import Remembered
-from slurm_hooks.probes.kernel_clock import KernelClock, read_clock
 from slurm_hooks.probes.kernel_files import text
 from slurm_hooks.record import Evidence, Finding, utc
+
+if TYPE_CHECKING:
+    from slurm_hooks.probes.kernel_clock import KernelClock
 
 CODES = (
     "host.clock_offset",
@@ -121,6 +123,8 @@ def _walked(
     config: HostProbe, context: HookContext, memory: Memory | None, was: Remembered, now: float
 ) -> tuple[list[Finding], Remembered]:
     """What takes longer to see, and the memory with it."""
+    from slurm_hooks.probes.kernel_clock import read_clock  # ctypes: 2 ms that a prolog can spare
+
     processes, throttled = walk(config.root / "proc"), read_throttled(config.root)
     blocked = {}
     for one in processes.blocked:
