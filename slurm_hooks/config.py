@@ -265,6 +265,39 @@ class NcclProbe:
 
 
 @dataclass(frozen=True)
+class HostProbe:
+    """The host probe: the node's size, and what is left of memory, disk and time.
+
+    The local file systems of ``spaces`` (and of the spool's buffer) should have ``min_free_mib``
+    left, the 5- and 15-minute load averages not pass ``load`` for each processor. A job should not
+    leave more than the share ``memory_left`` of memory in use, a process not be stuck in the kernel
+    for ``blocked`` seconds, a processor not be slowed by heat for the share ``throttled`` of the
+    time. ``clock``: must the kernel's clock be synchronised (``as_before``: once it was), and
+    be off by at most ``max_clock_offset`` seconds? The kernel's files are read below ``root``.
+    """
+
+    hooks: tuple[Hook, ...] = ALL_HOOKS
+    deadline: float = 5.0
+    spaces: tuple[Path, ...] = (Path("/tmp"), Path("/var/spool"))
+    min_free_mib: int = 1024
+    load: float = 4.0
+    memory_left: float = 0.10
+    blocked: float = 120.0
+    throttled: float = 0.10
+    clock: Literal["any", "as_before", "required"] = "as_before"
+    max_clock_offset: float = 0.1
+    root: Path = Path("/")
+
+    def __post_init__(self) -> None:
+        for name in ("memory_left", "throttled"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be more than 0 and at most 1")
+        for name in ("min_free_mib", "load", "blocked", "max_clock_offset"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+
+@dataclass(frozen=True)
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -287,6 +320,7 @@ class Probes:
     processes: ProcessesProbe = field(default_factory=ProcessesProbe)
     fabric: FabricProbe = field(default_factory=FabricProbe)
     nccl: NcclProbe = field(default_factory=NcclProbe)
+    host: HostProbe = field(default_factory=HostProbe)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ NAMES = (
     "nvml",
     "kernel_log",
     "fabric",
+    "host",
     "joblog",
     "checkpoint",
     "storage",
