@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,20 +10,21 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from recovery.demo.cluster import Cluster, ClusterError
+from recovery.demo.cluster import Cluster
+from recovery.demo.programs import ClusterError
 
 pytestmark = pytest.mark.slurm
 
 OWNER = textwrap.dedent(
     """
-    import sys, time
+    import sys
     from pathlib import Path
     from recovery.demo.cluster import Cluster
 
@@ -32,24 +34,25 @@ OWNER = textwrap.dedent(
         cluster.wait(lambda: f"{job}.0" in steps(), 30, "the step runs")
         cluster.wait(lambda: cluster.job(job)["JobState"] == "RUNNING", 30, "the job runs")
         print("up", flush=True)
-        if sys.argv[2] == "raise":
-            raise RuntimeError("the owner's own mistake")
-        time.sleep(1000)
+        sys.stdin.read()
+        raise RuntimeError("the owner's own mistake")
     """
 )
 """A program that owns a cluster with a running job and ends in one way or another."""
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Whatever lives by that folder: named on a command line, or in an environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            about = " ".join([*process.cmdline(), *process.environ().values(), process.cwd()])
-        except psutil.Error:
-            continue
-        if str(folder) in about:
-            found.append(f"{process.pid} {process.cmdline()}")
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """All that runs below a process: the keeper of a cluster is the parent of every orphan."""
+    return process.children(recursive=True)
+
+
+def names(processes: list[psutil.Process]) -> set[str]:
+    """The names of those that still run; one that only waits to be reaped does not."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.name())
     return found
 
 
@@ -75,25 +78,6 @@ def records(cluster: Cluster, job: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def owner(tmp_path: Path, short_folder: Path) -> Callable[[str], subprocess.Popen[str]]:
-    def start(way: str) -> subprocess.Popen[str]:
-        program = tmp_path / "owner.py"
-        program.write_text(OWNER, "utf-8")
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(short_folder), way],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        assert any("slurmstepd" in line for line in processes_of(short_folder))
-        return process
-
-    return start
-
-
-@pytest.fixture
 def short_folder() -> Path:
     """A path that does not exist yet: pytest's own are too long for Slurm's sockets."""
     folder = Path(f"/tmp/cluster-test-{os.getpid()}-{time.monotonic_ns()}")
@@ -101,27 +85,40 @@ def short_folder() -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("way", "number"), [("raise", None), ("wait", signal.SIGTERM), ("wait", signal.SIGKILL)]
-)
+@pytest.fixture
+def owner(tmp_path: Path, short_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with a cluster and a running job; it fails once nobody writes to it any more."""
+    program = tmp_path / "owner.py"
+    program.write_text(OWNER, "utf-8")
+    pipe = subprocess.PIPE
+    argv = [sys.executable, str(program), str(short_folder)]
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind_however_the_owner_ends(
-    owner: Callable[[str], subprocess.Popen[str]],
-    short_folder: Path,
-    way: str,
-    number: signal.Signals | None,
+    owner: subprocess.Popen[str], short_folder: Path, number: signal.Signals | None
 ) -> None:
-    process = owner(way)
+    expected = {"slurmctld", "slurmd", "slurmstepd", "munged", "sleep"}
+    assert until(lambda: expected <= names(below(psutil.Process(owner.pid))))
+    started = below(psutil.Process(owner.pid))
     if number is not None:
-        process.send_signal(number)
-    _, complaint = process.communicate(timeout=30)
-    assert process.returncode == (1 if number is None else -number)
-    if number is None:
-        assert "the owner's own mistake" in complaint
+        owner.send_signal(number)
+    _, complaint = owner.communicate(timeout=30)
+    assert owner.returncode == (1 if number is None else -number)
+    assert ("the owner's own mistake" in complaint) == (number is None)
     assert until(lambda: not short_folder.exists()), list(short_folder.iterdir())
-    assert processes_of(short_folder) == []
+    assert until(lambda: not names(started)), names(started)
 
 
 def test_two_clusters_run_side_by_side(cluster: Cluster) -> None:
+    before = below(psutil.Process())
     with Cluster(nodes=1, gpus=1) as other:
         first = cluster.submit("--comment=recovery=requeue", "--wrap", "hostname; sleep 1")
         second = other.submit("--comment=recovery=requeue", "--job-name=other", "--wrap", "sleep 1")
@@ -130,9 +127,10 @@ def test_two_clusters_run_side_by_side(cluster: Cluster) -> None:
         assert other.run("sinfo", "-hN", "-o", "%N").stdout.split() == ["n1"]
         assert len(cluster.run("sinfo", "-hN", "-o", "%N").stdout.split()) == 4
         other.wait(lambda: records(other, second), 10, "its epilog reports to its own spool")
-        folder = other.folder
+        folder, started = other.folder, set(below(psutil.Process())) - set(before)
+        assert "slurmctld" in names(list(started))
     assert not folder.exists()
-    assert processes_of(folder) == []
+    assert names(list(started)) == set()
     assert cluster.run("scontrol", "ping").returncode == 0
 
 
@@ -194,3 +192,18 @@ def test_every_change_is_counted_and_no_look_is(cluster: Cluster) -> None:
         "REQUEST_UPDATE_JOB": 1,
         "REQUEST_KILL_JOB": 1,
     }
+
+
+def test_its_aggregator_can_be_killed_and_started_again(cluster: Cluster) -> None:
+    def passes() -> str:
+        told = cluster.run("recovery", "status", check=False).stdout.splitlines()
+        return next((line for line in told if line.startswith("last pass") and ":" in line), "")
+
+    with cluster.aggregator() as first:
+        seen = cluster.wait(passes, 15, "a first pass")
+        first.kill()
+        assert not first.alive
+    with cluster.aggregator() as second:
+        cluster.wait(lambda: passes() not in ("", seen), 15, "a pass of the second")
+        assert second.alive
+    assert not second.alive, second.said()
