@@ -328,6 +328,8 @@ class Aggregator:
         jobs, nodes = view
         action = next(a for a in decision.actions if a.state not in FINAL_ACTIONS)
         if action.kind == "drain" and not action.step:
+            if self._drain_under_way():
+                return False  # the guard counts what a fresh look shows: one drain at a time
             why = self._drain_refusal(action.target, nodes)
             if why:
                 stopped = replace(action, state="abandoned", detail=why)
@@ -340,6 +342,13 @@ class Aggregator:
             return False
         self._change(decision, after)
         return True
+
+    def _drain_under_way(self) -> bool:
+        return any(
+            action.kind == "drain" and action.step and action.state not in FINAL_ACTIONS
+            for decision in self._acting()
+            for action in decision.actions
+        )
 
     def _drain_refusal(self, node: str, nodes: Mapping[str, Node]) -> str:
         breaker = self.store.breakers().get("drain")
