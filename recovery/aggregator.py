@@ -100,6 +100,7 @@ class Aggregator:
 
     def pass_once(self) -> Pass:
         """Do what can be done now; never waits for the spool, briefly for the scheduler."""
+        self._read_journal()
         got = self._inbox.ingest(self.store, _INGEST_SECONDS)
         self._take_in(got.accepted)
         for rejected in got.rejected:
@@ -398,9 +399,17 @@ class Aggregator:
         """Make an event durable, then visible."""
         whole = {"time": utc(self._clock()), **event}
         seq = self.journal.append(whole)
-        self.store.apply({"seq": seq, **whole})
+        if seq == self.store.last_seq() + 1:
+            self.store.apply({"seq": seq, **whole})
+        else:
+            self._read_journal()
         if changed is not None:
             self._publisher.add(changed)
+
+    def _read_journal(self) -> None:
+        """Take in what a person has added by a command (``recovery resume``) meanwhile."""
+        if self.journal.last_seq() > self.store.last_seq():
+            self.store.follow(self.journal)
 
     def _attempt(self, job: Job) -> Attempt:
         return Attempt(
