@@ -63,8 +63,8 @@ def test_a_lost_node_explains_what_the_others_log_of_it() -> None:
 
 
 def test_hardware_that_another_node_shows_explains_a_lost_one() -> None:
-    seen = {"n2": [finding("gpu.lost", gpu=1)]}
-    lost = failed(job(state="NODE_FAIL"), silent=["n3"], lost=["n3"], **seen)
+    seen = [finding("gpu.lost", gpu=1)]
+    lost = failed(job(state="NODE_FAIL"), silent=["n3"], lost=["n3"], n2=seen)
     assert [item.node for item in cause.of(lost).implicated] == ["n2"]
 
 

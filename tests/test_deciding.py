@@ -17,7 +17,6 @@ from recovery.policy import TABLE, rule_for
 from slurm_hooks import catalog
 from slurm_hooks.config import ClassRule, Policy
 from slurm_hooks.record import Finding
-
 from tests.incidents import (
     POLICY,
     attempts,
@@ -106,7 +105,7 @@ def test_what_one_node_shows_gets_its_rows_answer(
     assert answers(decision) == ({"n3": node} if node else {})
 
 
-ENDS = [
+ENDS: list[tuple[str, dict[str, Any]]] = [
     ("scheduler.cancelled", {"state": "CANCELLED"}),
     ("scheduler.preempted", {"state": "PREEMPTED"}),
     ("scheduler.time_limit", {"state": "TIMEOUT"}),
@@ -308,12 +307,10 @@ def test_broken_hardware_on_another_node_is_bad_luck_and_on_the_same_node_is_not
 
 
 def test_three_attempts_without_progress_are_enough_whatever_ended_them() -> None:
-    seen = [(GPU, "n3"), (OTHER, "n2"), (GPU, "n4")]
     *_, second, third = attempts(
-        *(
-            failed(job(restarts=number), **{at: [what, progress(500)]})
-            for number, (what, at) in enumerate(seen)
-        )
+        failed(n3=[GPU, progress(500)]),
+        failed(job(restarts=1), n2=[OTHER, progress(500)]),
+        failed(job(restarts=2), n4=[GPU, progress(500)]),
     )
     assert second.job.verdict == "requeue"
     assert third.job.verdict == "hold"
@@ -355,7 +352,12 @@ def test_what_the_log_says_and_the_node_confirms_is_drained() -> None:
 
 
 def test_a_log_cannot_name_a_node_that_the_job_did_not_run_on() -> None:
-    forged = [{"node": "n9", "why": "he is bad"}, {"node": ["n3"]}, {"node": None}, {}]
+    forged: list[dict[str, Any]] = [
+        {"node": "n9", "why": "he is bad"},
+        {"node": ["n3"]},
+        {"node": None},
+        {},
+    ]
     decision = decided(failed(n1=[log("hardware.gpu", "Xid 79", implicated=forged)]))
     assert decision.cause.implicated == ()
     assert (answers(decision), decision.job.excluded) == ({}, ())

@@ -13,6 +13,7 @@ from recovery.slurm.base import Node
 from slurm_hooks.config import ActionName, Config, Grant, Guard, Needs
 from tests.incidents import decided, failed, finding, job, node, sick
 
+NO_REVIEWS = Agreement()
 GPU = finding("gpu.lost", gpu=3)
 DRAIN = Action("drain", "n3", "planned", "2026-12-02T00:00:00.000000Z")
 REQUEUE = Action("requeue", "12", "planned", "2026-12-02T00:00:00.000000Z")
@@ -28,7 +29,7 @@ def refused(
     mode: str = "act",
     action: Action = DRAIN,
     decision: Decision | None = None,
-    agreement: Agreement = Agreement(),
+    agreement: Agreement = NO_REVIEWS,
 ) -> str:
     """Why the action may not be taken."""
     decision = decision or decided(failed(n3=[GPU]))
