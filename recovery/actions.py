@@ -149,6 +149,10 @@ def _start(
         left = set(decision.job.excluded) & set(job.nodes)
         detail = f"running on {','.join(job.nodes)}" if not left else "started on a node named"
         return replace(action, state="verified", detail=detail)
+    if job.state == "CANCELLED":
+        return replace(action, state="abandoned", detail="cancelled by somebody since")
+    if job.state in FAILED_STATES:
+        return replace(action, state="verified", detail=f"started, and has ended {job.state}")
     if not job.pending:
         return action
     if job.held:

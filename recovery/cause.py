@@ -107,12 +107,15 @@ def _implicated(sightings: Iterable[Sighting]) -> tuple[Implicated, ...]:
 
 
 def _lost_nodes(incident: Incident) -> Cause:
-    """Slurm ended the job for a node it lost: the one it calls down, else the only silent one."""
+    """Slurm ended the job for a node it lost: the one it calls down, else the only silent one.
+
+    Silence alone establishes nothing: that node is avoided, and never drained for it.
+    """
     lost = incident.lost or (incident.silent if len(incident.silent) == 1 else ())
     why = "Slurm lost this node while the job ran on it"
     return Cause(
         "node.lost",
-        "established" if lost else "probable",
+        "established" if incident.lost else "probable",
         f"Slurm lost {', '.join(lost) or 'a node'} while the job ran",
         tuple(Implicated(node, why, "slurm", "node.lost") for node in lost),
         "node.lost",
