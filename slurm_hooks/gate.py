@@ -41,6 +41,9 @@ SCONTROL_PATHS = (
 )
 """Where scontrol is looked for: slurmd gives its hooks no PATH."""
 
+OUR_REASON = "recovery:"
+"""How every drain reason of this toolkit begins."""
+
 _REASON_LIMIT = 200
 
 _STATE = "gate"
@@ -110,7 +113,8 @@ def close(record: FaultRecord, config: Config, until: float) -> Closed:
 
     Raises:
         NotAllowed: not in act mode, no grant that covers this, or none that is valid now.
-        GateError: allowed, but no slot is free or Slurm does not answer.
+        GateError: allowed, but no slot is free, Slurm does not answer, or the node, though not
+            drained, has a reason that somebody wrote: Slurm would lose it.
     """
     control = config.spool.path / "control"
     permission = _permission(control, {0, os.geteuid(), *config.spool.trusted_uids})
@@ -123,6 +127,8 @@ def close(record: FaultRecord, config: Config, until: float) -> Closed:
         raise NotAllowed("no grant covers this node")
     if node.drained:
         return Closed(node.reason, by_us=False)
+    if node.reason and not node.reason.startswith(OUR_REASON):
+        raise GateError(f"the reason {node.reason!r} is somebody's and is not overwritten")
     take_slot(control / "gate", record, permission["gate_slots"])
     reason = reason_for(record)
     arguments = ("update", f"nodename={record.node}", "state=drain", f"reason={reason}")
@@ -134,7 +140,7 @@ def reason_for(record: FaultRecord) -> str:
     """Return the drain reason: ours by its first word, with the record that explains it."""
     fatal = next(finding for finding in record.findings if finding.severity == "fatal")
     shown = "".join(c if c.isprintable() else " " for c in fatal.summary)
-    return f"recovery: gate {record.id}: {' '.join(shown.split())}"[:_REASON_LIMIT]
+    return f"{OUR_REASON} gate {record.id}: {' '.join(shown.split())}"[:_REASON_LIMIT]
 
 
 def _permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
