@@ -65,7 +65,7 @@ class Acting:
             hosts = job.nodes if job else ()
             records = store.records(hosts, decision.time, utc(now + _DAY_SECONDS))
             for new in outcomes(decision, job, records, utc(now)):
-                decision = replace(decision, outcome=new)
+                decision = decision.with_outcome(new)
                 self._ledger.ended(decision, new)
 
     def _with_open_actions(self) -> list[Decision]:

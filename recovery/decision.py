@@ -178,8 +178,13 @@ class Decision:
     gated: tuple[str, ...] = ()
     requeued: bool = False
     actions: tuple[Action, ...] = ()
-    outcome: Outcome | None = None
+    outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What has become of it so far; ``outcomes`` has what came before that."""
+        return self.outcomes[-1] if self.outcomes else None
 
     @property
     def open(self) -> bool:
@@ -205,9 +210,16 @@ class Decision:
         swapped = tuple(action if known.name == action.name else known for known in self.actions)
         return replace(self, actions=swapped)
 
+    def with_outcome(self, outcome: Outcome) -> Decision:
+        """Return the decision with one more outcome; the same again changes nothing."""
+        if outcome in self.outcomes:
+            return self
+        return replace(self, outcomes=(*self.outcomes, outcome))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of ``decision/v1``."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """Return the JSON document of ``decision/v1``; ``outcome`` repeats the last one."""
+        latest = asdict(self.outcome) if self.outcome else None
+        return {"schema": SCHEMA, **asdict(self), "outcome": latest}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Decision:
@@ -215,8 +227,7 @@ class Decision:
         known = _known(cls, document)
         if known["attempt"]:
             known["attempt"] = Attempt(**_known(Attempt, known["attempt"]))
-        if known.get("outcome"):
-            known["outcome"] = Outcome(**_known(Outcome, known["outcome"]))
+        known["outcomes"] = _all(Outcome, known.get("outcomes", ()))
         cause = _known(Cause, known["cause"])
         cause["implicated"] = _all(Implicated, cause.get("implicated", ()))
         known["cause"] = Cause(**cause)

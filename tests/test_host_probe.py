@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from slurm_hooks.config import Config, HostProbe, Probes, Spool
+from slurm_hooks.config import Config, Spool
 from slurm_hooks.context import HookContext
+from slurm_hooks.probe_config import HostProbe, Probes
 from slurm_hooks.probes import Look, load
 from slurm_hooks.probes.host import judge_clock
 from slurm_hooks.probes.kernel_clock import KernelClock, read_clock

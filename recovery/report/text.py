@@ -65,10 +65,10 @@ def story(decision: Decision) -> str:
         lines += _bullet(f"{state}: {action.detail}" if action.detail else state)
     if not decision.actions:
         lines += _bullet("none")
-    if decision.outcome:
+    if decision.outcomes:
         lines += ["", "Outcome"]
-        seen = f"{_clock(decision.outcome.time)}  {decision.outcome.state}"
-        lines += _bullet(f"{seen}: {decision.outcome.detail}")
+    for outcome in decision.outcomes:
+        lines += _bullet(f"{_clock(outcome.time)}  {outcome.state}: {outcome.detail}")
     for addendum in decision.addenda:
         lines += _bullet(f"later: {addendum}")
     return "\n".join(lines)

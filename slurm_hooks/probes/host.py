@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_hooks import catalog, slurm_conf
-from slurm_hooks.config import HostProbe
 from slurm_hooks.context import HookContext, boot_id
+from slurm_hooks.probe_config import HostProbe
 from slurm_hooks.probes import Look, Probe, Seen
 from slurm_hooks.probes.host_processes import Processes, walk
 from slurm_hooks.probes.host_reading import (
