@@ -50,8 +50,8 @@ class Credential:
     payload: bytes
 
 
-def unseal(content: bytes) -> Credential:
-    """Return what a credential holds.
+def unseal(content: bytes, socket_path: str = "") -> Credential:
+    """Return what a credential holds; ``socket_path`` is munged's, empty for MUNGE's default.
 
     Raises:
         Refused: it is no credential, or not an authentic one.
@@ -64,6 +64,8 @@ def unseal(content: bytes) -> Credential:
         raise MungeUnavailable(f"no unmunge command at {', '.join(COMMANDS)}")
     # The metadata come first on standard output, an empty line follows, then the payload.
     arguments = [command, "--keys=UID,ENCODE_HOST,LENGTH"]
+    if socket_path:
+        arguments.append(f"--socket={socket_path}")
     try:
         done = subprocess.run(
             arguments, input=content, capture_output=True, timeout=SECONDS, check=False

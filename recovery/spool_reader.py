@@ -234,14 +234,17 @@ class SpoolReader:
         """Read a file as its writer's authentic word."""
         munge = self.settings.authenticate == "munge"
         limit = self.settings.max_record_bytes
-        content, uid, mode = _read_file(name, folder, 2 * limit if munge else limit)
+        # munged opens no longer text than 1 MiB: handed one, it would seem to be away.
+        content, uid, mode = _read_file(name, folder, 4 * limit // 3 + 4096 if munge else limit)
         if not munge:
             if uid not in self.settings.trusted_uids:
                 raise Refused(f"it belongs to uid {uid}, which is not among trusted_uids")
             if mode & 0o022:
                 raise Refused(f"others could have written it (mode {stat.S_IMODE(mode):04o})")
             return content
-        credential = unseal(content)
+        credential = unseal(content, self.settings.munge_socket)
+        if len(credential.payload) > limit:
+            raise Refused(f"{len(credential.payload)} bytes are sealed in it, {limit} is the limit")
         if credential.uid not in self.settings.trusted_uids:
             raise Refused(f"uid {credential.uid} sealed it, which is not among trusted_uids")
         speaker = node or _node_in(credential.payload)

@@ -98,14 +98,14 @@ def forward(spool: Spool, context: HookContext, boot_id: str, until: float) -> i
         except SpoolError:
             buffer.forget(name)
             continue
-        drop(spool.path, record_id, seal(content, spool.authenticate))
+        drop(spool.path, record_id, seal(content, spool))
         buffer.forget(name)
         forwarded += 1
     dropped = buffer.dropped()
     if forwarded and dropped:
         record = _dropped_record(context, boot_id, dropped)
         content = bounds.encode(record, spool.max_record_bytes)
-        drop(spool.path, record.id, seal(content, spool.authenticate))
+        drop(spool.path, record.id, seal(content, spool))
         buffer.dropping_reported()
     return forwarded
 
@@ -128,7 +128,7 @@ def _dropped_record(context: HookContext, boot_id: str, dropped: int) -> FaultRe
 def _drop(
     record_id: str, content: bytes, spool: Spool, folder: Path, states: Mapping[str, Any]
 ) -> bytes:
-    drop(spool.path, record_id, seal(content, spool.authenticate))
+    drop(spool.path, record_id, seal(content, spool))
     # The record is safe. A local disk that keeps no state costs a second report, not this one.
     with contextlib.suppress(SpoolError):
         looking.keep(folder, states)
@@ -149,5 +149,5 @@ def _beat(
     if states:
         looking.keep(folder, states)
     if content:
-        beat(spool.path, node, seal(content, spool.authenticate))
+        beat(spool.path, node, seal(content, spool))
     return b""

@@ -173,10 +173,13 @@ def _spool(config: Config, node: str) -> Check:
 
 def _munge(config: Config) -> Check:
     try:
-        seal(b"doctor", "munge")
+        seal(b"doctor", config.spool)
     except SpoolError as error:
-        looked = ", ".join(MUNGE_COMMANDS)
-        return Check("munge", "broken", str(error), f"start munged; its command in one of {looked}")
+        if not any(os.access(command, os.X_OK) for command in MUNGE_COMMANDS):
+            return Check("munge", "broken", str(error), "install munge")
+        socket = config.spool.munge_socket or "its default socket"
+        mend = f"start munged (asked: {socket}), or name its socket: spool.munge_socket"
+        return Check("munge", "broken", str(error), mend)
     return Check("munge", "ok", "makes credentials")
 
 

@@ -20,8 +20,12 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_hooks.record import SEVERITIES
+
+if TYPE_CHECKING:  # an import more delays every job
+    from slurm_hooks.config import Spool
 
 FOLDERS = {
     "incoming": 0o755,
@@ -114,22 +118,27 @@ def write(
             raise SpoolError(f"{folder}: cannot write {name}: {error.strerror}") from error
 
 
-def seal(content: bytes, authenticate: str) -> bytes:
+def seal(content: bytes, settings: Spool) -> bytes:
     """Return the record as it travels: itself for ``owner``, in a credential for ``munge``.
 
     Raises:
         SpoolError: MUNGE is not there, or made no credential in time.
     """
-    if authenticate != "munge":
+    if settings.authenticate != "munge":
         return content
     import subprocess
 
     command = next((path for path in MUNGE_COMMANDS if os.access(path, os.X_OK)), None)
     if command is None:
         raise SpoolError(f"no munge command at {', '.join(MUNGE_COMMANDS)}")
+    where = [f"--socket={settings.munge_socket}"] if settings.munge_socket else []
     try:
         done = subprocess.run(
-            [command], input=content, capture_output=True, timeout=_MUNGE_SECONDS, check=False
+            [command, *where],
+            input=content,
+            capture_output=True,
+            timeout=_MUNGE_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SpoolError(f"{command}: {error}") from error

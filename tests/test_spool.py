@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_hooks import bounds
+from slurm_hooks.config import Spool
 from slurm_hooks.record import Evidence, FaultRecord, Finding, ProbeResult, RecordJob, new_id, utc
 from slurm_hooks.spool import FOLDERS, Buffer, SpoolError, create, drop, read_regular, seal, write
 
@@ -182,7 +183,7 @@ def test_a_buffer_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_record_without_munge_is_not_sent_unsealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert seal(b"x", "owner") == b"x"
+    assert seal(b"x", Spool()) == b"x"
     monkeypatch.setattr("slurm_hooks.spool.MUNGE_COMMANDS", ("/nonexistent/munge",))
     with pytest.raises(SpoolError, match="no munge command"):
-        seal(b"x", "munge")
+        seal(b"x", Spool(authenticate="munge"))
