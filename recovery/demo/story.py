@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from subprocess import SubprocessError
 
 from recovery.demo import promises, replayed, scenes
 from recovery.demo.cluster import Cluster
@@ -93,7 +94,7 @@ def _play(stage: Stage) -> None:
     try:
         for scene in SCENES:
             scene(stage)
-    except (ClusterError, SchedulerError, OSError) as error:
+    except (ClusterError, SchedulerError, SubprocessError, OSError) as error:
         _stop(stage.teller, stage.ledger, error)
 
 
