@@ -151,10 +151,13 @@ class Aggregator:
         states = self._scheduler.nodes(ready.nodes).values()
         case = incident.of_attempt(attempt, job, ready.nodes, records, ended, states, utc(now))
         if case.requeued and not (case.lost or case.gated):
-            return  # a person's requeue, or one whose reason Slurm alone knows: left to them
+            # A person's requeue, or one whose reason Slurm alone knows: left to them.
+            self._watch.forget(ready)
+            return
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         earlier = tuple(d for d in known if policy.same_attempt(d, attempt))
         decided.append(self._decide(case, earlier))
+        self._watch.forget(ready)
 
     def _judge_nodes(self, decided: list[Decision]) -> None:
         """Decide on nodes that report a fault of their own, each fault once a day."""

@@ -109,7 +109,7 @@ class Watch:
     def ready(
         self, jobs: Mapping[int, Job], decided: Callable[[Job, int], bool], now: float
     ) -> list[Ready]:
-        """Return what can be decided on now, and stop watching it and what needs no decision.
+        """Return what can be decided on now, and stop watching what needs no decision.
 
         ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether a job's attempt with that
         restart count has its decision already.
@@ -126,10 +126,13 @@ class Watch:
             ):
                 del self._attempts[key]
             elif self._can_be_decided(attempt, job, now):
-                del self._attempts[key]
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
                 ready.append(Ready(job, nodes or attempt.nodes, attempt.restart))
         return ready
+
+    def forget(self, ready: Ready) -> None:
+        """Stop watching an attempt: it has been dealt with."""
+        self._attempts.pop((ready.job.id, ready.restart), None)
 
     def _can_be_decided(self, attempt: _Attempt, job: Job, now: float) -> bool:
         if attempt.gated:
