@@ -33,8 +33,11 @@ LIMIT_SECONDS = 30.0
 _PASS_SECONDS = 0.1
 
 
-def tell(teller: Teller, recorded: Path = RECORDED) -> Ledger:
-    """Replay ``recorded``, tell what is decided on it, and return what was kept."""
+def tell(teller: Teller, recorded: Path = RECORDED, limit_seconds: float = LIMIT_SECONDS) -> Ledger:
+    """Replay ``recorded``, tell what is decided on it, and return what was kept.
+
+    A decision that has not come within ``limit_seconds`` is none.
+    """
     ledger = Ledger(promises.REPLAY)
     recording = Recording.load(recorded).moved_to(time.time())
     lost, buggy = sorted(recording.jobs, key=lambda job: job.id)
@@ -42,11 +45,11 @@ def tell(teller: Teller, recorded: Path = RECORDED) -> Ledger:
     with tempfile.TemporaryDirectory(prefix="slurm-recovery-") as folder:
         teller.title("A recorded run: a GPU falls off the bus, then a program has a bug")
         teller.say(f"{len(recording.records)} fault records of {len(recording.nodes)} nodes")
-        decided = _decisions(recording, scheduler, Path(folder))
+        decided = _decisions(recording, scheduler, Path(folder), limit_seconds)
     for job in (lost, buggy):
         decision = decided.get(job.id)
         if decision is None:
-            teller.say(f"job {job.id}: no decision within {LIMIT_SECONDS:g} s")
+            teller.say(f"job {job.id}: no decision within {limit_seconds:g} s")
             continue
         teller.say(f"job {job.id} ({job.name}): {decision.job.verdict}")
         said = text.story(decision).splitlines()
@@ -64,7 +67,7 @@ def tell(teller: Teller, recorded: Path = RECORDED) -> Ledger:
 
 
 def _decisions(
-    recording: Recording, scheduler: RecordedScheduler, folder: Path
+    recording: Recording, scheduler: RecordedScheduler, folder: Path, limit_seconds: float
 ) -> dict[int, Decision]:
     """Run the aggregator over the recording until each job has its decision."""
     config = Config()
@@ -80,7 +83,7 @@ def _decisions(
     wanted = {job.id for job in recording.jobs}
     aggregator = Aggregator(config, scheduler)
     try:
-        deadline = time.monotonic() + LIMIT_SECONDS
+        deadline = time.monotonic() + limit_seconds
         while set(decided) != wanted and time.monotonic() < deadline:
             for decision in aggregator.pass_once().decided:
                 if decision.attempt:

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from subprocess import SubprocessError
 
 from recovery.demo import promises, replayed, scenes
@@ -36,6 +37,9 @@ SCENES: tuple[Callable[[Stage], None], ...] = (
     scenes.acted,
     scenes.raised,
 )
+
+_NEEDED_OUTSIDE = ("SLURM_CONF", "SLURM_RECOVERY_CONFIG")
+"""What a command outside of the story needs to find this cluster."""
 
 _INTERRUPTED = 130
 """What a shell reports of a program that was ended by Ctrl-C."""
@@ -107,11 +111,15 @@ def _stop(teller: Teller, ledger: Ledger, error: Exception) -> None:
 
 
 def _leave(stage: Stage) -> None:
-    cluster, environment = stage.cluster, stage.cluster.environment
-    names = ("PATH", "SLURM_CONF", "SLURM_RECOVERY_CONFIG")
+    """Let the cluster live on, and say how to look around in it and how to end it."""
+    cluster = stage.cluster
+    environment = {name: cluster.environment[name] for name in _NEEDED_OUTSIDE}
+    exports = [f"export {name}={value}" for name, value in environment.items()]
+    exports.append(f"export PATH={Path(sys.executable).parent}:$PATH")
     looks = ["sinfo -R", "recovery status", "recovery decisions"]
     looks += [f"recovery explain {job}" for job in stage.jobs[-1:]]
     end = cluster.leave_running()
-    stage.teller.title("The cluster and its aggregator run on; look around with")
-    lines = [f'export {name}="{environment[name]}"' for name in names]
-    stage.teller.quote("", [*lines, *looks, "", "and end it, its folder too, with", "", end])
+    stage.teller.title("The cluster and its aggregator run on. To look around:")
+    stage.teller.lines([*exports, *looks])
+    stage.teller.title("To end both and remove their folder:")
+    stage.teller.lines([end])

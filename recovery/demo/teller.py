@@ -63,6 +63,10 @@ class Teller:
         self._print("\n".join(self._in(_DIM, line) if line else "" for line in lines))
         self._gap = True
 
+    def lines(self, texts: Sequence[str]) -> None:
+        """Show lines to copy: as they are, however long."""
+        self._print("\n".join(f"  {text}" for text in texts))
+
     def table(self, promises: Sequence[Promise]) -> None:
         """Show every promise, what was observed, and whether it was kept."""
         observed_columns = WIDTH - _PROMISE_COLUMNS - _KEPT_COLUMNS - 4
