@@ -95,8 +95,11 @@ def of_attempt(
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
-    A finding about a GPU that another job of a shared node holds is left out.
+    What another hook saw before the attempt began is not its story: the node may have been mended
+    since, and what still stands its own prolog and epilog report. A finding about a GPU that
+    another job of a shared node holds is left out.
     """
+    since = max(ended - BEFORE_END_SECONDS, float(job.start_time))
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
     near = list[FaultRecord]()
@@ -108,8 +111,7 @@ def of_attempt(
             held[record.node] = frozenset(record.job.gpus)
         if ours and record.hook == "epilog":
             epilogs.append(record)
-        distance = seconds_of(record.time) - ended
-        if ours or -BEFORE_END_SECONDS <= distance <= AFTER_END_SECONDS:
+        if ours or since <= seconds_of(record.time) <= ended + AFTER_END_SECONDS:
             near.append(record)
     sightings = [
         sighting
