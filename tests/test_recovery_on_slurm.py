@@ -189,7 +189,6 @@ def test_what_nobody_can_explain_is_tried_once_more_and_then_held(cluster: Clust
     assert job.state == "SPECIAL_EXIT"
     assert "restarts after unknown: all 1 used" in job.shown()["AdminComment"]
     assert changed[NODE] == 0
-    assert first["outcome"]["state"] == "failed_again" or second["attempt"]["restart"] == 1
 
 
 def bad_records(spool: Path) -> dict[str, str]:
@@ -238,7 +237,7 @@ def test_records_that_nobody_may_believe_stop_nothing_and_change_nothing(cluster
 def test_while_slurm_does_not_answer_records_are_taken_in_nothing_is_decided_and_it_is_said_once(
     cluster: Cluster,
 ) -> None:
-    cluster.configure(ACT.replace('poll = 0.1', 'poll = 0.1\ncommand_timeout = 3'))
+    cluster.configure(ACT.replace("poll = 0.1", "poll = 0.1\ncommand_timeout = 3"))
     job = submit(cluster)
     bad = job.lose_gpu()
     job.wait_for("FAILED")
