@@ -98,8 +98,12 @@ def of_attempt(
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
-    A finding about a GPU that another job of a shared node holds is left out.
+    What another hook saw before the attempt began is not its story: the node may have been mended
+    since, and what still stands its own prolog and epilog report. A finding about a GPU that
+    another job of a shared node holds is left out.
     """
+    started = float(job.start_time) if job.restarts == attempt.restart else 0.0
+    since = max(ended - BEFORE_END_SECONDS, started)
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
     gated = set[str]()
@@ -114,8 +118,7 @@ def of_attempt(
             epilogs.append(record)
         if ours and closed_gate(record):
             gated.add(record.node)
-        distance = seconds_of(record.time) - ended
-        if ours or -BEFORE_END_SECONDS <= distance <= AFTER_END_SECONDS:
+        if ours or since <= seconds_of(record.time) <= ended + AFTER_END_SECONDS:
             near.append(record)
     sightings = [
         sighting

@@ -46,6 +46,7 @@ def job(**changes: Any) -> Job:
         nodes=NODES,
         batch_host="n1",
         submit_time=int(ENDED) - 600,
+        start_time=int(ENDED) - 500,
         end_time=int(ENDED),
         exit_code=1,
         comment="recovery=requeue",

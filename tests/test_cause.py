@@ -53,13 +53,9 @@ def test_the_stronger_voice_names_the_cause_whoever_else_speaks(
 
 
 def test_a_lost_node_explains_what_the_others_log_of_it() -> None:
-    lost = failed(
-        job(state="NODE_FAIL"),
-        silent=["n3"],
-        lost=["n3"],
-        n1=[log("collective.peer_lost", "n3 has gone")],
-        n2=[finding("fabric.nic_failed")],
-    )
+    state = job(state="NODE_FAIL")
+    peer, link = [log("collective.peer_lost", "n3 has gone")], [finding("fabric.nic_failed")]
+    lost = failed(state, silent=["n3"], lost=["n3"], n1=peer, n2=link)
     assert cause.of(lost).fault_class == "node.lost"
     assert [item.node for item in cause.of(lost).implicated] == ["n3"]
 

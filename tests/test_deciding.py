@@ -380,6 +380,12 @@ def test_what_a_health_check_saw_an_hour_away_is_another_story(after_end: float)
     assert decision.cause.fault_class == "unknown"
 
 
+def test_what_a_node_showed_before_the_attempt_began_is_another_story() -> None:
+    before, during = health_check("n3", [GPU], -550), health_check("n3", [GPU], -450)
+    assert decided(failed(extra=[before])).cause.fault_class == "unknown"
+    assert decided(failed(extra=[during])).cause.fault_class == "hardware.gpu"
+
+
 def test_another_jobs_gpu_on_a_shared_node_is_not_this_jobs_affair() -> None:
     foreign = finding("gpu.application_fault", gpu=7, job_id=99)
     assert decided(failed(n3=[foreign])).cause.fault_class == "unknown"
