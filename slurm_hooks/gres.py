@@ -79,10 +79,10 @@ def find(
 def read(slurm_conf: Path, node: str) -> ConfiguredGpus | None:
     """Return what ``slurm_conf`` and the gres.conf beside it say of ``node``, or None."""
     files: list[Stamp] = []
-    count = _count_in_slurm_conf(_lines(slurm_conf, files), node)
+    count = _count_in_slurm_conf(lines(slurm_conf, files), node)
     if not files:
         return None
-    minors, listed = _devices_in_gres_conf(_lines(slurm_conf.parent / "gres.conf", files), node)
+    minors, listed = _devices_in_gres_conf(lines(slurm_conf.parent / "gres.conf", files), node)
     if count is None:
         count = listed
     if count is None:
@@ -175,10 +175,10 @@ def _device_numbers(files: str) -> Iterator[int]:
                 yield from range(int(first), min(int(last or first), _MAX_GPUS) + 1)
 
 
-def _lines(path: Path, files: list[Stamp]) -> Iterator[Mapping[str, str]]:
-    """The ``Key=value`` pairs of each line of a file and of what it includes, keys in lower case.
+def lines(path: Path, files: list[Stamp]) -> Iterator[Mapping[str, str]]:
+    """Yield the ``Key=value`` pairs of each line of a file and of what it includes.
 
-    Each file that could be read is added to ``files``.
+    Keys are in lower case. Each file that could be read is added to ``files``.
     """
     stamp = _stamp(path)
     if stamp is None or len(files) >= _MAX_FILES or stamp in files:
@@ -191,7 +191,7 @@ def _lines(path: Path, files: list[Stamp]) -> Iterator[Mapping[str, str]]:
         line = line.partition("#")[0].strip()
         included = re.match(r"include\s+(\S+)", line, re.IGNORECASE)
         if included:
-            yield from _lines(path.parent / included.group(1), files)
+            yield from lines(path.parent / included.group(1), files)
             continue
         pairs = re.findall(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)", line)
         if pairs:
