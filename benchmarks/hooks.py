@@ -7,9 +7,14 @@ installation as a node has it: copied into an environment of its own, not editab
 files kept. GPUs are eight fake ones with 18 NVLinks each. Lines take turns, so that a machine that
 grows busy slows all of them.
 
-Time is the median of wall times; memory is the largest sum of proportional set sizes over the
-program and its children, sampled in runs of their own. Aims: hooks within twice the import of
-pynvml, with probes off within twice ``python -c pass``, and below 45 MB.
+Time is the median of wall times; memory is
+the largest sum of proportional set sizes over the program and its children, sampled in runs of
+their own. Aims: hooks within twice the import of pynvml, with probes off within twice
+``python -c pass``, and below 45 MB.
+
+For comparison, gcm's check-nvidia-smi (PyPI: gpucm) looks at the same GPUs through the same
+library, from an environment of its own; where that cannot be installed within a minute, the reason
+is printed instead.
 """
 
 from __future__ import annotations
@@ -36,6 +41,10 @@ GPUS, LINKS = 8, 18
 INSTALLED = ("slurm_hooks", "pynvml", "psutil")
 """What a hook on a node may import, beside Python's own."""
 
+GCM = "gpucm==0.0.2"
+
+GCM_INSTALL_SECONDS = 60.0
+
 PROGRAM = """#!{python}
 import re
 import sys
@@ -59,11 +68,12 @@ JOB = {
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: what is run, and which row it is compared with."""
+    """One row of the table: what is run, what work it does, and which row it is compared with."""
 
     name: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
+    work: str = ""
     against: str | None = None
     aim: float | None = None
 
@@ -96,23 +106,55 @@ def lines(folder: Path) -> tuple[Line, ...]:
         "python -c pass",
     )
 
-    def hook(name: str, kind: str, against: str, *only: str) -> Line:
+    def hook(name: str, kind: str, against: str, work: str, *only: str) -> Line:
         told = {
             "SLURMD_NODENAME": "n1",
             "SLURM_RECOVERY_CONFIG": str(configuration(folder, only)),
             **(driver if only else {}),
             **(JOB if kind != "health-check" else {}),
         }
-        return Line(name, (str(programs / f"slurm-hook-{kind}"),), told, against, 2.0)
+        return Line(name, (str(programs / f"slurm-hook-{kind}"),), told, work, against, 2.0)
+
+    gpus = f"{GPUS} GPUs, {LINKS} links each: all that nvml looks at"
 
     return (
         Line(passing, (python, "-c", "pass"), {}),
         Line(pynvml, (python, "-c", "import pynvml"), {}),
-        hook("prolog, nvml and kernel_log", "prolog", pynvml, "nvml", "kernel_log"),
-        hook("prolog, all probes", "prolog", pynvml, *probes.NAMES),
-        hook("epilog, all probes", "epilog", pynvml, *probes.NAMES),
-        hook("health check, all probes", "health-check", pynvml, *probes.NAMES),
-        hook("prolog, probes off", "prolog", passing),
+        hook("prolog, nvml and kernel_log", "prolog", pynvml, gpus, "nvml", "kernel_log"),
+        hook("prolog, all probes", "prolog", pynvml, gpus, *probes.NAMES),
+        hook("epilog, all probes", "epilog", pynvml, gpus, *probes.NAMES),
+        hook("health check, all probes", "health-check", pynvml, gpus, *probes.NAMES),
+        hook("prolog, probes off", "prolog", passing, "nothing"),
+        *gcm(folder / "gcm", driver),
+    )
+
+
+def gcm(folder: Path, driver: Mapping[str, str]) -> tuple[Line, ...]:
+    """Install gcm and return its lines, or none, with the reason on standard error."""
+    try:
+        venv.create(folder, symlinks=True, with_pip=True)
+        pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", GCM]
+        subprocess.run(pip, capture_output=True, timeout=GCM_INSTALL_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        why = " ".join(said.decode("utf-8", "replace").split())[-300:] or str(error)
+        print(f"gcm is left out: {GCM} cannot be installed: {why}", file=sys.stderr)
+        return ()
+    program = (str(folder / "bin" / "health_checks"), "check-nvidia-smi", "bench", "prolog")
+    common = (*program, "--sink", "do_nothing", "--log-folder", str(folder / "log"))
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **driver}
+    counted = ("-c", "gpu_num", "--gpu_num", str(GPUS))
+    memory_checks = ("row_remap_pending", "row_remap_failed", "ecc_uncorrected_volatile_total")
+    more = tuple(word for check in memory_checks for word in ("-c", check))
+    limit = ("--ecc_uncorrected_volatile_threshold", "1")
+    return (
+        Line("gcm check-nvidia-smi", (*common, *counted), environ, f"{GPUS} GPUs: counted"),
+        Line(
+            "gcm check-nvidia-smi, 4 checks",
+            (*common, *counted, *more, *limit),
+            environ,
+            f"{GPUS} GPUs: counted, row remapping, ECC errors",
+        ),
     )
 
 
@@ -166,6 +208,7 @@ def measure(table: tuple[Line, ...], runs: int) -> list[dict[str, object]]:
         rows.append(
             {
                 "name": line.name,
+                "work": line.work,
                 "milliseconds": round(medians[line.name] * 1000, 1),
                 "megabytes": round(max(memory(line) for _ in range(3)) / 1e6, 1),
                 "against": line.against,
@@ -217,13 +260,13 @@ def proportional_bytes(pid: int) -> int:
 
 def print_table(rows: list[dict[str, object]]) -> None:
     """Print the rows for a person."""
-    print(f"{'program':46} {'ms':>8} {'MB':>6} {'ratio':>6} {'aim':>5}  kept")
+    print(f"{'program':46} {'ms':>8} {'MB':>6} {'ratio':>6} {'aim':>5}  kept  work")
     for row in rows:
         ratio, aim = row["ratio"] or "", row["aim"] or ""
         kept = "" if row["aim"] is None else "yes" if row["kept"] else "NO"
         print(
             f"{row['name']:46} {row['milliseconds']:>8} {row['megabytes']:>6} {ratio:>6} {aim:>5}"
-            f"  {kept}"
+            f"  {kept:4}  {row['work']}"
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from slurm_hooks import config_file, gate, probes, site_probes
+from slurm_hooks import config_file, doctor_slurm, file_systems, gate, probes, site_probes
 from slurm_hooks.bounds import node_name
+from slurm_hooks.check import Check
 from slurm_hooks.config import Config, load_what_can_be_read
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import ChildOutcome, Children, run_one
@@ -24,29 +25,12 @@ from slurm_hooks.looking import collect, start, states_of
 from slurm_hooks.record import ProbeResult
 from slurm_hooks.spool import MUNGE_COMMANDS, SpoolError, make_private, seal, write
 
-NETWORK_FILE_SYSTEMS = (
-    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "afs", "ceph", "glusterfs"),
-    *("lustre", "gpfs", "beegfs", "beegfs_nodev", "wekafs", "panfs", "pvfs2"),
-    *("fuse.glusterfs", "fuse.ceph", "fuse.beegfs", "fuse.juicefs", "fuse.sshfs", "fuse.s3fs"),
-)
-"""Types of file systems, as mounts name them, that hang when something beyond this node does."""
-
 _SECONDS = 3.0
 _PROBE_SECONDS = 40.0
+_NOTES_CHARACTERS = 200
 
-
-@dataclass(frozen=True)
-class Check:
-    """One answer. ``mend`` is the line that mends what is ``broken`` or unwise (``warning``)."""
-
-    subject: str
-    status: Literal["ok", "warning", "broken"]
-    says: str
-    mend: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return asdict(self)
+_EVERYWHERE = ("kernel_log",)
+"""Probes of which every node has what they look at."""
 
 
 def examine() -> tuple[Check, ...]:
@@ -56,6 +40,7 @@ def examine() -> tuple[Check, ...]:
     told = HookContext.from_environ("health_check", os.environ)
     told = replace(told, node=node_name(told.node))
     asked: list[tuple[str, Callable[[], Check]]] = [
+        ("user", _user),
         ("installation", _installation),
         ("buffer", lambda: _buffer(config, told.node)),
         ("spool", lambda: _spool(config, told.node)),
@@ -63,6 +48,7 @@ def examine() -> tuple[Check, ...]:
     ]
     if config.spool.authenticate == "munge":
         asked.append(("munge", lambda: _munge(config)))
+    asked += doctor_slurm.questions(config)
     checks = [first]
     for subject, question in asked:
         checks.append(_answer(subject, question))
@@ -96,8 +82,8 @@ def _configuration(path: Path) -> tuple[Config, Check]:
     if not outcome.output:
         says = f"{path} is missing or empty: defaults hold, and nothing but watching is done"
         return config, Check("configuration", "warning", says, f"write {path}, or leave it so")
-    kind = file_system(path)
-    if kind in NETWORK_FILE_SYSTEMS:
+    kind = file_systems.of(path)
+    if file_systems.is_remote(kind):
         says = f"{path} lies on {kind}: when that hangs, hooks fall back to the defaults"
         return config, Check("configuration", "warning", says, "copy it to the node's own disk")
     found = path.stat()
@@ -109,19 +95,28 @@ def _configuration(path: Path) -> tuple[Config, Check]:
     return config, Check("configuration", "ok", f"{path}: mode {config.mode}")
 
 
+def _user() -> Check:
+    if os.geteuid() == 0:
+        return Check("user", "ok", "root, as whom slurmd runs hooks")
+    says = f"uid {os.geteuid()}: what follows is what this user can do, and slurmd is root"
+    return Check("user", "warning", says, "sudo slurm-hooks doctor")
+
+
 def _installation() -> Check:
-    places = {
-        "Python": Path(sys.executable).resolve(),
-        "slurm_hooks": Path(__file__).resolve(),
-        "the environment": Path(sys.prefix),
-    }
-    for name, place in places.items():
-        kind = file_system(place)
-        if kind in NETWORK_FILE_SYSTEMS:
+    """Look where everything lies that a hook loads before it can watch over its own time."""
+    places = [
+        ("Python", Path(sys.executable)),
+        ("Python's library", Path(os.__file__)),
+        ("the environment", Path(sys.prefix)),
+        ("slurm_hooks", Path(__file__)),
+        *(("a folder on Python's path", Path(folder)) for folder in sys.path if folder),
+    ]
+    for name, place in places:
+        kind = file_systems.of(place)
+        if file_systems.is_remote(kind):
             says = f"{name} lies on {kind} ({place}): hooks hang with it before their first line"
-            return Check(
-                "installation", "broken", says, "install slurm-recovery on the node's own disk"
-            )
+            mend = "install slurm-recovery, and Python, on the node's own disk"
+            return Check("installation", "broken", says, mend)
     return Check("installation", "ok", f"{sys.executable} on the node's own disk")
 
 
@@ -135,8 +130,8 @@ def _buffer(config: Config, node: str) -> Check:
         (buffer.folder / ".doctor").unlink()
     except SpoolError as error:
         return Check("buffer", "broken", str(error), mend)
-    kind = file_system(buffer.folder)
-    if kind in NETWORK_FILE_SYSTEMS:
+    kind = file_systems.of(buffer.folder)
+    if file_systems.is_remote(kind):
         says = f"{buffer.folder} lies on {kind}, and would be away with it"
         return Check("buffer", "broken", says, "name a local folder: spool.buffer")
     waiting = len(buffer.waiting())
@@ -184,11 +179,23 @@ def _munge(config: Config) -> Check:
 
 
 def _gate(config: Config) -> Check:
+    trusted = {0, os.geteuid(), *config.spool.trusted_uids}
+    why, slots = "no grant in force includes gate", 0
+    try:
+        leave = gate.permission(config.spool.path / "control", trusted)
+        if any("gate" in grant.get("actions", ()) for grant in leave["grants"]):
+            slots = leave["gate_slots"]
+    except gate.NotAllowed as error:
+        why = str(error)
     try:
         scontrol = gate.find_scontrol(config.hooks.scontrol)
     except gate.GateError as error:
-        return Check("gate", "warning", str(error), 'hooks.scontrol = "/path/of/scontrol"')
-    return Check("gate", "ok", f"{scontrol}; used only under a grant that includes gate")
+        mend = 'hooks.scontrol = "/path/of/scontrol"'
+        return Check("gate", "broken" if slots else "warning", str(error), mend)
+    if not slots:
+        return Check("gate", "ok", f"never closes: {why}")
+    says = f"closes for fatal findings, at most {slots} nodes at once, by {scontrol}"
+    return Check("gate", "ok", says)
 
 
 def _probes(config: Config, told: HookContext) -> Sequence[Check]:
@@ -197,33 +204,40 @@ def _probes(config: Config, told: HookContext) -> Sequence[Check]:
     with Children() as children:
         start(children, names, told, config, states, _PROBE_SECONDS, remember=False)
         seen = collect(names, children.wait())
-    return [_probe(result, config) for result in seen.results]
+    return [_probe(result, config, seen.notes.get(result.name, {})) for result in seen.results]
 
 
-def _probe(result: ProbeResult, config: Config) -> Check:
+def _probe(result: ProbeResult, config: Config, notes: Mapping[str, Any]) -> Check:
+    """Say what a probe can do here, or why it cannot, and what it would need."""
     subject = f"probe {result.name}"
-    section = getattr(config.probes, result.name.partition(".")[0])
-    hooks = ", ".join(section.hooks) or "no hook"
-    if result.status == "skipped":
-        return Check(subject, "warning", f"cannot look here: {result.detail}")
+    name = result.name.partition(".")[0]
+    section = getattr(config.probes, name)
+    hooks = ", ".join(section.hooks)
     if result.status in ("hang", "crash", "error"):
-        mend = f"slurm-hooks probe {result.name.partition('.')[0]}"
-        return Check(subject, "broken", f"{result.status}: {result.detail}", mend)
-    return Check(subject, "ok", f"{result.seconds * 1000:.0f} ms, in {hooks}")
+        says = f"{result.status}: {result.detail}"
+        return Check(
+            subject, "broken" if hooks else "warning", says, f"see: slurm-hooks probe {name}"
+        )
+    if result.status == "skipped":
+        return _skipped(subject, name, section, str(result.detail))
+    can = "; ".join(f"{key}: {value}" for key, value in notes.items())[:_NOTES_CHARACTERS]
+    says = f"{result.seconds * 1000:.0f} ms, in {hooks or 'no hook'}{can and '; '}{can}"
+    if result.status == "findings":
+        return Check(
+            subject, "warning", f"finds something now; {says}", f"slurm-hooks probe {name}"
+        )
+    return Check(subject, "ok", says)
 
 
-def file_system(path: Path) -> str:
-    """Return the type of the file system that holds ``path`` (proc(5), mountinfo); "" if unknown.
-
-    Asks nothing of the file system itself.
-    """
-    wanted = os.path.realpath(path) if path.is_absolute() else str(path)
-    best, kind = "", ""
-    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = wanted == point or wanted.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind
+def _skipped(subject: str, name: str, section: Any, why: str) -> Check:
+    if not section.hooks:
+        return Check(subject, "ok", f"off, in no hook; would not look here: {why}")
+    needs = probes.load(name).needs
+    if "health_check" not in section.hooks or why.startswith("no job"):
+        return Check(subject, "ok", f"in {', '.join(section.hooks)}, of a job; needs {needs}")
+    says = f"cannot look here: {why}; needs {needs}"
+    off = f"or, where that is right: probes.{name}.hooks = []"
+    # Everywhere, and where an admin has set something for it, it is meant to look.
+    if name in _EVERYWHERE or section != type(section)() or why.endswith("not installed"):
+        return Check(subject, "broken", says, f"provide what it needs, {off}")
+    return Check(subject, "ok", says)

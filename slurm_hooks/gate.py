@@ -117,8 +117,8 @@ def close(record: FaultRecord, config: Config, until: float) -> Closed:
             drained, has a reason that somebody wrote: Slurm would lose it.
     """
     control = config.spool.path / "control"
-    permission = _permission(control, {0, os.geteuid(), *config.spool.trusted_uids})
-    grants = [grant for grant in permission["grants"] if _may_cover(grant, record)]
+    leave = permission(control, {0, os.geteuid(), *config.spool.trusted_uids})
+    grants = [grant for grant in leave["grants"] if _may_cover(grant, record)]
     if not grants:
         raise NotAllowed("no grant covers it")
     scontrol = Scontrol(find_scontrol(config.hooks.scontrol), config.hooks.slurm_conf)
@@ -129,7 +129,7 @@ def close(record: FaultRecord, config: Config, until: float) -> Closed:
         return Closed(node.reason, by_us=False)
     if node.reason and not node.reason.startswith(OUR_REASON):
         raise GateError(f"the reason {node.reason!r} is somebody's and is not overwritten")
-    take_slot(control / "gate", record, permission["gate_slots"])
+    take_slot(control / "gate", record, leave["gate_slots"])
     reason = reason_for(record)
     arguments = ("update", f"nodename={record.node}", "state=drain", f"reason={reason}")
     scontrol.run(arguments, max(0.1, until - time.monotonic()))
@@ -143,8 +143,14 @@ def reason_for(record: FaultRecord) -> str:
     return f"{OUR_REASON} gate {record.id}: {' '.join(shown.split())}"[:_REASON_LIMIT]
 
 
-def _permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
-    """Return what is in force: ``grants`` (a list of tables) and ``gate_slots`` (a number)."""
+def permission(control: Path, trusted: set[int]) -> Mapping[str, Any]:
+    """Return what is in force: ``grants`` (a list of tables) and ``gate_slots`` (a number).
+
+    ``control`` is the spool's folder of that name; ``trusted`` are the uids that may write there.
+
+    Raises:
+        NotAllowed: nothing is, or nobody who may say so has said it; the text says why.
+    """
     path = control / "effective.json"
     for place in (control, path):
         try:
