@@ -129,6 +129,7 @@ class Aggregator:
         if now >= self._snapshot_due:
             self._watch.note_snapshot(self._scheduler.jobs(), now)
             self._snapshot_due = now + self._config.controller.snapshot
+            self._ledger.store.put_meta("last_snapshot", utc(now))
             self._free_gate_slots()
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)

@@ -94,6 +94,7 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
             if one.tripped
         ],
         "last_pass": store.meta("last_pass"),
+        "last_snapshot": store.meta("last_snapshot"),
         "problems": [text for text in (store.meta("problems") or "").split("\n") if text],
         "nodes": {"heard": len(beats) - len(silent), "silent": silent},
         "open": [
