@@ -130,6 +130,9 @@ class Aggregator:
             self._watch.note_snapshot(self._scheduler.jobs(), now)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
+            self._ledger.store.forget_records(
+                utc(now - self._config.controller.index_days * _DAY_SECONDS)
+            )
             self._free_gate_slots()
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
