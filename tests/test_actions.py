@@ -275,7 +275,7 @@ def test_a_job_that_is_no_longer_the_attempt_decided_on_is_not_touched(
 
 
 def test_a_job_that_finds_no_node_any_more_is_told_of_and_not_tried_again() -> None:
-    lost = incidents.job(state="PENDING", restarts=1, reason="BadConstraints", excluded=("n3",))
+    lost = incidents.job(state="PENDING", restarts=1, priority=1, reason="BadConstraints")
     after = offline(replace(REQUEUE, step="start", state="done"), View(lost, {}))
     assert after.state == "failed"
     assert "do not satisfy the job's own constraints" in after.detail
@@ -283,7 +283,7 @@ def test_a_job_that_finds_no_node_any_more_is_told_of_and_not_tried_again() -> N
 
 def test_what_does_not_come_to_its_end_is_handed_to_a_person() -> None:
     stuck = replace(REQUEUE, step="start", state="done")
-    waiting = incidents.job(state="PENDING", restarts=1, eligible_time=int(NOW) + 9999)
+    waiting = incidents.job(state="PENDING", restarts=1, priority=1, eligible_time=int(NOW) + 999)
     after = offline(stuck, View(waiting, {}), NOW + GIVE_UP_SECONDS + 1)
     assert after.state == "failed"
     assert after.detail.endswith("a person has to look")
