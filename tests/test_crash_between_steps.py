@@ -211,7 +211,7 @@ def test_killed_after_any_step_it_repeats_nothing_and_loses_nothing(
 def test_killed_after_each_of_its_steps_in_turn_a_job_is_held_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Every aggregator is killed after the first step it takes; each goes on from the last one's."""
+    """Every aggregator is killed after the first step it takes; the next goes on from there."""
     told = tmp_path / "steps"
     told.touch()
     job = submit(cluster)
