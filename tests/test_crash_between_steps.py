@@ -149,10 +149,11 @@ def story(cluster: Cluster, kill_after: int, scratch: Path) -> tuple[End, bool, 
     with aggregator(cluster, kill_after, told) as first:
         bad = job.lose_gpu()
         cluster.wait(
-            lambda: not first.is_alive() or (is_told() and not first.join(0.5)),
+            lambda: not first.is_alive() or is_told(),
             WAIT_SECONDS,
             f"the story's end, or the crash after step {kill_after}",
         )
+        first.join(0.5)  # the step after the last event is its entry in the index
         killed = first.exitcode is not None
         assert not killed or first.exitcode == -signal.SIGKILL, "nothing else may end it"
     if killed:
@@ -205,3 +206,34 @@ def test_killed_after_any_step_it_repeats_nothing_and_loses_nothing(
             record_property("steps", number - 1)
             return
     pytest.fail(f"still killed after {MOST_STEPS} steps")
+
+
+def test_killed_after_each_of_its_steps_in_turn_a_job_is_held_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Every aggregator is killed after the first step it takes; the next goes on from there."""
+    told = tmp_path / "steps"
+    told.touch()
+    job = submit(cluster)
+    before = cluster.mutations()
+
+    def is_held() -> bool:
+        made = journaled(cluster, job, tmp_path)
+        return any(action.state == "verified" for one in made for action in one.actions)
+
+    job.fail("/usr/bin/python3 -c 'raise ValueError(7)'")
+    for _ in range(MOST_STEPS):
+        with aggregator(cluster, 1, told) as process:
+            process.join(WAIT_SECONDS)
+            assert process.exitcode == -signal.SIGKILL, "it takes a step, and is killed for it"
+        if is_held():
+            break
+    (decision,) = journaled(cluster, job, tmp_path)
+    assert [(one.kind, one.state) for one in decision.actions] == [("hold", "verified")]
+    assert (job.state, job.attempts()) == ("SPECIAL_EXIT", 1)
+    assert job.shown()["AdminComment"].startswith(f"recovery: {decision.id}: ")
+    changed = cluster.mutations() - before
+    assert (changed["REQUEST_JOB_REQUEUE"], changed["REQUEST_UPDATE_NODE"]) == (1, 0)
+    steps = told.read_text().splitlines()
+    assert {"CliScheduler.requeue_hold", "CliScheduler.set_admin_comment"} <= set(steps)
+    tidy(cluster)

@@ -251,7 +251,9 @@ def test_while_slurm_does_not_answer_records_are_taken_in_nothing_is_decided_and
         cluster.wait(lambda: not list(waiting.glob("*.json")), WAIT_SECONDS, "it takes records in")
         records.drop(cluster.spool, records.record("n2", job=None, findings=(), cluster="private"))
         cluster.wait(lambda: not list(waiting.glob("*.json")), WAIT_SECONDS, "and goes on to")
-        assert not any((d["attempt"] or {}).get("job_id") == job.id for d in decisions_of(cluster))
+        assert not any(
+            (d["attempt"] or {}).get("job_id") == job.id for d in failing_job.decisions(cluster)
+        )
         problems = json.loads(cluster.run("recovery", "status", "--json").stdout)["problems"]
         assert any(said in problem for problem in problems)
         assert service.said()[start:].count(said) == 1
@@ -259,11 +261,6 @@ def test_while_slurm_does_not_answer_records_are_taken_in_nothing_is_decided_and
         decision = job.decision()
         cluster.wait(job.finished, WAIT_SECONDS, "with Slurm back, the job is")
     assert actions(decision) == {f"drain {bad}": "verified", f"requeue {job.id}": "verified"}
-
-
-def decisions_of(cluster: Cluster) -> list[dict[str, object]]:
-    """All decisions so far."""
-    return list(failing_job.decisions(cluster))
 
 
 def test_a_second_sick_node_trips_the_breaker_which_a_person_closes_with_a_reason(
