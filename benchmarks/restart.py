@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.demo.cluster import Cluster
-from recovery.demo.scenes import ACT
+from recovery.demo.scenes import ACT, XID_79
 
 LIMIT_SECONDS = 60.0
-XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 
 SCRIPT = """#!/bin/bash
 # The first attempt waits for its fault and fails of it, the next one says that it has begun.
