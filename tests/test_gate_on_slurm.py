@@ -37,7 +37,7 @@ max_drained_nodes = {SLOTS}
 max_drained_share = 1.0
 [[grant]]
 partitions = ["train"]
-actions = ["gate"]
+actions = ["gate", "drain"]
 accept_untested = "a cluster for tests"
 """
 
