@@ -3,9 +3,9 @@
     ./scripts/bench hooks --runs 20
 
 Each line is one program, run as slurmd runs it (no PATH, output read to its end), from an
-installation as a node has it: copied into an environment of its own, not editable (whose import
-hook costs 8 ms), with compiled files kept. GPUs are eight fake ones with 18 NVLinks each. Lines
-take turns, so that a machine that grows busy slows all of them.
+installation as a node has it: copied into an environment of its own, not editable, with compiled
+files kept. GPUs are eight fake ones with 18 NVLinks each. Lines take turns, so that a machine that
+grows busy slows all of them.
 
 Time is the median of wall times; memory is
 the largest sum of proportional set sizes over the program and its children, sampled in runs of
@@ -46,13 +46,13 @@ GCM = "gpucm==0.0.2"
 GCM_INSTALL_SECONDS = 60.0
 
 PROGRAM = """#!{python}
+import re
 import sys
 from slurm_hooks.hooks import {function}
 if __name__ == '__main__':
-    sys.argv[0] = sys.argv[0].removesuffix('.exe')
     sys.exit({function}())
 """
-"""What pip (24 and later) writes for a console script."""
+"""A console script as pip 23 writes it, which loads ``re``."""
 
 JOB = {
     "SLURM_CLUSTER_NAME": "bench",

@@ -65,7 +65,7 @@ class Acting:
             hosts = job.nodes if job else ()
             records = store.records(hosts, decision.time, utc(now + _DAY_SECONDS))
             for new in outcomes(decision, job, records, utc(now)):
-                decision = replace(decision, outcome=new)
+                decision = decision.with_outcome(new)
                 self._ledger.ended(decision, new)
 
     def _with_open_actions(self) -> list[Decision]:
@@ -94,6 +94,8 @@ class Acting:
         """Advance the first open action of a decision by one step; return whether it moved."""
         action = next(one for one in decision.actions if one.state not in FINAL_ACTIONS)
         if action.kind == "drain" and not action.step:
+            if self._drain_under_way():
+                return False  # the guard counts what a fresh look shows: one drain at a time
             why = self._drain_refusal(action.target, nodes)
             if why:
                 self._ledger.acted(decision, replace(action, state="abandoned", detail=why))
@@ -105,6 +107,13 @@ class Acting:
             return False
         self._ledger.acted(decision, after)
         return True
+
+    def _drain_under_way(self) -> bool:
+        return any(
+            action.kind == "drain" and action.step and action.state not in FINAL_ACTIONS
+            for decision in self._with_open_actions()
+            for action in decision.actions
+        )
 
     def _drain_refusal(self, node: str, nodes: Mapping[str, Node]) -> str:
         """Why the guard forbids a drain; the first time it does, the circuit breaker opens."""

@@ -133,9 +133,9 @@ def _requeue(
             return replace(action, step="requeue")
         scheduler.requeue(action.target)
         return action
-    if not action.step or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
-        detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
-        return replace(action, state="abandoned", detail=detail)
+    ours = bool(action.step) or decision.requeued
+    if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
+        return _superseded(action, job)
     return _start(action, decision, job, scheduler, now)
 
 
@@ -148,6 +148,10 @@ def _start(
         left = set(decision.job.excluded) & set(job.nodes)
         detail = f"running on {','.join(job.nodes)}" if not left else "started on a node named"
         return replace(action, state="verified", detail=detail)
+    if job.state == "CANCELLED":
+        return replace(action, state="abandoned", detail="cancelled by somebody since")
+    if job.state in FAILED_STATES:
+        return replace(action, state="verified", detail=f"started, and has ended {job.state}")
     if not job.pending:
         return action
     if job.held:
@@ -192,8 +196,7 @@ def _release(
     if job is None or attempt is None:
         return replace(action, state="abandoned", detail="Slurm no longer knows the job")
     if job.restarts != attempt.restart + 1 or job.uid != decision.uid:
-        detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
-        return replace(action, state="abandoned", detail=detail)
+        return _superseded(action, job)
     if job.state in _LIVE:
         return replace(action, state="verified", detail=f"running on {','.join(job.nodes)}")
     if not job.pending:
@@ -237,8 +240,7 @@ def _hold(
         scheduler.requeue_hold(action.target)
         return action
     if not action.step or job.restarts > attempt.restart + 1 or job.uid != decision.uid:
-        detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
-        return replace(action, state="abandoned", detail=detail)
+        return _superseded(action, job)
     if job.admin_comment.startswith(ours):
         return replace(action, state="verified", detail=f"{job.state}, held for its owner")
     if not job.held:
@@ -247,6 +249,12 @@ def _hold(
         return replace(action, step="comment")
     scheduler.set_admin_comment(action.target, comment_text(decision))
     return replace(action, state="done")
+
+
+def _superseded(action: Action, job: Job) -> Action:
+    """Somebody else has moved the job on: what was decided is about an attempt that is history."""
+    detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
+    return replace(action, state="abandoned", detail=detail)
 
 
 def _is_the_failed_one(job: Job, decision: Decision) -> bool:

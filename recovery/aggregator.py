@@ -127,14 +127,17 @@ class Aggregator:
         """Look at the jobs that matter, and add to ``decided`` what can be decided now."""
         now = self._clock()
         if now >= self._snapshot_due:
-            failed = self._scheduler.jobs().values()
-            self._watch.note_failed((job for job in failed if not self._is_decided(job)), now)
+            self._watch.note_snapshot(self._scheduler.jobs(), now)
             self._snapshot_due = now + self._config.controller.snapshot
+            self._ledger.store.put_meta("last_snapshot", utc(now))
+            self._ledger.store.forget_records(
+                utc(now - self._config.controller.index_days * _DAY_SECONDS)
+            )
             self._free_gate_slots()
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
-                decided.append(self._decide_attempt(ready))
+                self._decide_attempt(ready, decided)
         if self._sick:
             self._judge_nodes(decided)
 
@@ -143,16 +146,22 @@ class Aggregator:
             for node in gate_slots.free(self._config.spool.path, self._scheduler.nodes):
                 log.info("%s is back in service: its gate slot is free", node)
 
-    def _decide_attempt(self, ready: Ready) -> Decision:
+    def _decide_attempt(self, ready: Ready, decided: list[Decision]) -> None:
         job, now = ready.job, self._clock()
         attempt = replace(self._attempt(job), restart=ready.restart)
-        ended = now if ready.gated else float(job.end_time or now)
+        ended = now if ready.requeued else float(job.end_time or now)
         since = utc(ended - incident.BEFORE_END_SECONDS)
         records = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
         states = self._scheduler.nodes(ready.nodes).values()
         case = incident.of_attempt(attempt, job, ready.nodes, records, ended, states, utc(now))
+        if case.requeued and not (case.lost or case.gated):
+            # A person's requeue, or one whose reason Slurm alone knows: left to them.
+            self._watch.forget(ready)
+            return
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
-        return self._decide(case, tuple(d for d in known if policy.same_attempt(d, attempt)))
+        earlier = tuple(d for d in known if policy.same_attempt(d, attempt))
+        decided.append(self._decide(case, earlier))
+        self._watch.forget(ready)
 
     def _judge_nodes(self, decided: list[Decision]) -> None:
         """Decide on nodes that report a fault of their own, each fault once a day."""
@@ -216,8 +225,13 @@ class Aggregator:
         cluster = self._config.controller.cluster
         return Attempt(cluster, job.id, job.restarts, job.submit_time, job.sluid)
 
-    def _is_decided(self, job: Job) -> bool:
-        return self._ledger.store.attempt_decision(self._attempt(job).key) is not None
+    def _is_decided(self, job: Job, restart: int) -> bool:
+        """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
+        store, attempt = self._ledger.store, self._attempt(job)
+        if restart == job.restarts:
+            return store.attempt_decision(attempt.key) is not None
+        known = store.job_decisions(attempt.cluster, job.id, job.uid)
+        return any(d.attempt is not None and d.attempt.restart == restart for d in known[-20:])
 
     def _say_once(self, problems: Sequence[str]) -> None:
         for problem in problems:

@@ -33,7 +33,7 @@ _NODE_CLASSES = ("hardware", "network.fabric", "node.software", "storage")
 
 def of(incident: Incident) -> Cause:
     """Return the cause that the incident's evidence establishes, suggests, or does not tell."""
-    if incident.job is not None:
+    if incident.job is not None and not incident.requeued:
         said = _scheduler_said(incident.job)
         if said:
             return said
@@ -42,7 +42,7 @@ def of(incident: Incident) -> Cause:
         return hardware
     if incident.job is None:
         return _by_nodes(incident, _NODE_CLASSES[1:]) or _unknown("no fault that names a resource")
-    if incident.job.state in ("NODE_FAIL", "BOOT_FAIL"):
+    if incident.job.state in ("NODE_FAIL", "BOOT_FAIL") or (incident.requeued and incident.lost):
         return _lost_nodes(incident)
     others = _by_nodes(incident, _NODE_CLASSES[1:])
     if others:
@@ -107,12 +107,15 @@ def _implicated(sightings: Iterable[Sighting]) -> tuple[Implicated, ...]:
 
 
 def _lost_nodes(incident: Incident) -> Cause:
-    """Slurm ended the job for a node it lost: the one it calls down, else the only silent one."""
+    """Slurm ended the job for a node it lost: the one it calls down, else the only silent one.
+
+    Silence alone establishes nothing: that node is avoided, and never drained for it.
+    """
     lost = incident.lost or (incident.silent if len(incident.silent) == 1 else ())
     why = "Slurm lost this node while the job ran on it"
     return Cause(
         "node.lost",
-        "established" if lost else "probable",
+        "established" if incident.lost else "probable",
         f"Slurm lost {', '.join(lost) or 'a node'} while the job ran",
         tuple(Implicated(node, why, "slurm", "node.lost") for node in lost),
         "node.lost",

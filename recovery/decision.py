@@ -146,7 +146,8 @@ class Decision:
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
     rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
-    ``gated`` names the nodes that stopped the attempt before it had begun.
+    ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
+    put the job back into the queue by itself, and the decision adopts what it found there.
     """
 
     id: str
@@ -175,9 +176,15 @@ class Decision:
     progress_step: int | None = None
     limited_by: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
+    requeued: bool = False
     actions: tuple[Action, ...] = ()
-    outcome: Outcome | None = None
+    outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What has become of it so far; ``outcomes`` has what came before that."""
+        return self.outcomes[-1] if self.outcomes else None
 
     @property
     def open(self) -> bool:
@@ -203,9 +210,16 @@ class Decision:
         swapped = tuple(action if known.name == action.name else known for known in self.actions)
         return replace(self, actions=swapped)
 
+    def with_outcome(self, outcome: Outcome) -> Decision:
+        """Return the decision with one more outcome; the same again changes nothing."""
+        if outcome in self.outcomes:
+            return self
+        return replace(self, outcomes=(*self.outcomes, outcome))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON document of ``decision/v1``."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """Return the JSON document of ``decision/v1``; ``outcome`` repeats the last one."""
+        latest = asdict(self.outcome) if self.outcome else None
+        return {"schema": SCHEMA, **asdict(self), "outcome": latest}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Decision:
@@ -213,8 +227,7 @@ class Decision:
         known = _known(cls, document)
         if known["attempt"]:
             known["attempt"] = Attempt(**_known(Attempt, known["attempt"]))
-        if known.get("outcome"):
-            known["outcome"] = Outcome(**_known(Outcome, known["outcome"]))
+        known["outcomes"] = _all(Outcome, known.get("outcomes", ()))
         cause = _known(Cause, known["cause"])
         cause["implicated"] = _all(Implicated, cause.get("implicated", ()))
         known["cause"] = Cause(**cause)

@@ -61,6 +61,7 @@ class Incident:
     ``job`` is the attempt as the scheduler showed it at its end. ``reported`` names the nodes
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
     or not responding. ``gated`` are nodes that kept the attempt from starting.
+    ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Incident:
     reported: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
+    requeued: bool = False
     checkpoint_step: int | None = None
     checkpoints_broken: bool = False
     progress_step: int | None = None
@@ -96,8 +98,12 @@ def of_attempt(
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
-    A finding about a GPU that another job of a shared node holds is left out.
+    What another hook saw before the attempt began is not its story: the node may have been mended
+    since, and what still stands its own prolog and epilog report. A finding about a GPU that
+    another job of a shared node holds is left out.
     """
+    started = float(job.start_time) if job.restarts == attempt.restart else 0.0
+    since = max(ended - BEFORE_END_SECONDS, started)
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
     gated = set[str]()
@@ -112,8 +118,7 @@ def of_attempt(
             epilogs.append(record)
         if ours and closed_gate(record):
             gated.add(record.node)
-        distance = seconds_of(record.time) - ended
-        if ours or -BEFORE_END_SECONDS <= distance <= AFTER_END_SECONDS:
+        if ours or since <= seconds_of(record.time) <= ended + AFTER_END_SECONDS:
             near.append(record)
     sightings = [
         sighting
@@ -141,6 +146,7 @@ def of_attempt(
             if node.name in nodes and (node.state == "DOWN" or "NOT_RESPONDING" in node.flags)
         ),
         gated=tuple(sorted(gated)),
+        requeued=job.restarts > attempt.restart,
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),

@@ -104,13 +104,14 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         job_target=job.name_for_commands if job else "",
         job_nodes=incident.nodes if job else (),
         ended=_ended(incident),
-        ended_time=utc(job.end_time) if job and job.end_time and not incident.gated else "",
+        ended_time=utc(job.end_time) if job and job.end_time and not incident.requeued else "",
         limits=tuple(limit.text for limit in limits),
         considered=tuple(_considered(incident, cause)),
         evidence=tuple(_excerpts(incident, cause))[:_EXCERPTS_LIMIT],
         checkpoint_step=incident.checkpoint_step,
         progress_step=incident.progress_step,
         gated=incident.gated,
+        requeued=incident.requeued,
     )
 
 
@@ -118,7 +119,11 @@ def _ended(incident: Incident) -> str:
     job = incident.job
     if job is None:
         return ""
-    return "before it began" if incident.gated else f"{job.state} {job.exit_code}:{job.signal}"
+    if incident.gated:
+        return "before it began"
+    if incident.requeued:
+        return "and was requeued by Slurm itself"
+    return f"{job.state} {job.exit_code}:{job.signal}"
 
 
 def same_attempt(earlier: Decision, attempt: Attempt) -> bool:

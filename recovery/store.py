@@ -165,7 +165,7 @@ class Store:
             if kind == "action":
                 decision = decision.with_action(Action(**event["action"]))
             elif kind == "outcome":
-                decision = replace(decision, outcome=Outcome(**event["outcome"]))
+                decision = decision.with_outcome(Outcome(**event["outcome"]))
             else:
                 decision = replace(decision, addenda=(*decision.addenda, str(event["text"])))
             self._put_decision(decision)

@@ -6,7 +6,7 @@ and the scheduler's own memory tell of the same attempts again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from recovery import incident
@@ -24,17 +24,18 @@ _NODES_LIMIT = 10_000
 class Ready:
     """An attempt that can be decided on, as the scheduler shows it now.
 
-    ``gated``: a node kept it from starting, and Slurm has requeued and held it already.
+    ``restart`` is the attempt's own restart count. It is one less than the job's where Slurm has
+    requeued the job by itself: after its gate had closed, or for a node that it lost.
     """
 
     job: Job
     nodes: tuple[str, ...]
-    gated: bool = False
+    restart: int
 
     @property
-    def restart(self) -> int:
-        """The restart count that the attempt itself had."""
-        return self.job.restarts - 1 if self.gated else self.job.restarts
+    def requeued(self) -> bool:
+        """Whether the job is in the queue again, not by our doing."""
+        return self.restart < self.job.restarts
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Watch:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._running: dict[int, Job] = {}
 
     def __bool__(self) -> bool:
         return bool(self._attempts)
@@ -84,60 +86,84 @@ class Watch:
         attempt.reported.add(record.node)
         attempt.gated |= gated
 
-    def note_failed(self, jobs: Iterable[Job], now: float) -> None:
-        """Take notice of failed jobs that no record has named: all their nodes may be gone."""
-        for job in jobs:
-            if job.state in incident.FAILED_STATES:
-                seen = float(job.end_time or now)
-                self._attempts.setdefault(
-                    (job.id, job.restarts),
-                    _Attempt(job.id, job.restarts, job.uid, job.nodes, seen),
-                )
+    def note_snapshot(self, jobs: Mapping[int, Job], now: float) -> None:
+        """Take notice of attempts that ended and that no record names: their nodes may be gone.
+
+        Those are the failed jobs of a full look at the scheduler, and those that ran at the look
+        before and have been restarted since.
+        """
+        ended = [job for job in jobs.values() if job.state in incident.FAILED_STATES]
+        ended += [
+            before
+            for before in self._running.values()
+            if before.id in jobs and jobs[before.id].restarts > before.restarts
+        ]
+        for job in ended:
+            seen = float(job.end_time) if job.state in incident.FAILED_STATES else now
+            self._attempts.setdefault(
+                (job.id, job.restarts),
+                _Attempt(job.id, job.restarts, job.uid, job.nodes, seen or now),
+            )
+        self._running = {job.id: job for job in jobs.values() if job.state == "RUNNING"}
 
     def ready(
-        self, jobs: Mapping[int, Job], decided: Callable[[Job], bool], now: float
+        self, jobs: Mapping[int, Job], decided: Callable[[Job, int], bool], now: float
     ) -> list[Ready]:
-        """Return what can be decided on now, and stop watching it and what needs no decision.
+        """Return what can be decided on now, and stop watching what needs no decision.
 
-        ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether an attempt has its
-        decision already.
+        ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether a job's attempt with that
+        restart count has its decision already.
         """
         ready: list[Ready] = []
         for key, attempt in sorted(self._attempts.items()):
             job = jobs.get(attempt.job_id)
-            if job is None or not self._is(attempt, job) or self._stuck(attempt, job, now):
+            if (
+                job is None
+                or not self._is(attempt, job)
+                or self._stuck(attempt, job, now)
+                or decided(job, attempt.restart)
+                or job.state in incident.OTHER_ENDS
+            ):
                 del self._attempts[key]
-            elif attempt.gated:
-                if held_by_launch_failure(job) and job.pending:
-                    del self._attempts[key]
-                    ready.append(Ready(job, attempt.nodes, gated=True))
-            elif job.state not in incident.FAILED_STATES | incident.OTHER_ENDS:
-                continue
-            elif job.state in incident.OTHER_ENDS or decided(job):
-                del self._attempts[key]
-            elif self._gathered(attempt, job, now):
-                del self._attempts[key]
-                ready.append(Ready(job, job.nodes or attempt.nodes))
+            elif self._can_be_decided(attempt, job, now):
+                nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
+                ready.append(Ready(job, nodes or attempt.nodes, attempt.restart))
         return ready
 
+    def forget(self, ready: Ready) -> None:
+        """Stop watching an attempt: it has been dealt with."""
+        self._attempts.pop((ready.job.id, ready.restart), None)
+
+    def _can_be_decided(self, attempt: _Attempt, job: Job, now: float) -> bool:
+        if attempt.gated:
+            return held_by_launch_failure(job) and job.pending
+        if job.restarts > attempt.restart:
+            return self._gathered(attempt, job, now)
+        return job.state in incident.FAILED_STATES and self._gathered(attempt, job, now)
+
     def _is(self, attempt: _Attempt, job: Job) -> bool:
-        """Whether ``job`` is that attempt: not a later one, nor a new job under its number."""
-        same_owner = attempt.uid is None or job.uid == attempt.uid
-        if attempt.gated:  # the requeue that Slurm makes of it counts, and renews its submit time
-            return same_owner and job.restarts in (attempt.restart, attempt.restart + 1)
-        return same_owner and job.restarts == attempt.restart and job.submit_time <= attempt.seen
+        """Whether ``job`` is that attempt or its restart, and no new job under its number."""
+        if attempt.uid is not None and job.uid != attempt.uid:
+            return False
+        if job.restarts == attempt.restart + 1:  # a requeue renews the submit time
+            return True
+        return job.restarts == attempt.restart and job.submit_time <= attempt.seen
 
     def _stuck(self, attempt: _Attempt, job: Job, now: float) -> bool:
         """Whether the job runs on although an epilog saw it fail; a stuck COMPLETING still ends."""
         if attempt.first_look is None:
             attempt.first_look = now
         live = job.state in ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED")
-        return live and now - attempt.first_look > self._policy.gather_max
+        return (
+            live
+            and job.restarts == attempt.restart
+            and now - attempt.first_look > self._policy.gather_max
+        )
 
     def _gathered(self, attempt: _Attempt, job: Job, now: float) -> bool:
         if attempt.ended_look is None:
             attempt.ended_look = now
-        all_spoke = set(job.nodes or attempt.nodes) <= attempt.reported
+        all_spoke = set(attempt.nodes) <= attempt.reported
         waited = now - attempt.ended_look >= self._policy.settle
         bounded = now - (attempt.first_look or now) >= self._policy.gather_max
         completing = "COMPLETING" in job.flags

@@ -25,6 +25,10 @@ from typing import Literal
 
 Task = Callable[[], bytes]
 
+_uncollected: set[int] = set()
+"""Children that were not dead yet when they were left. The kernel's table of a process's dead
+children is the process's, and so is this note of whom to collect from it."""
+
 OUTPUT_LIMIT_BYTES = 1 << 20
 """Largest answer taken from a child; a probe's is a few kilobytes."""
 
@@ -106,6 +110,7 @@ class Children:
 
     def start(self, name: str, task: Task, deadline_seconds: float) -> None:
         """Fork a child that runs ``task``; its time counts from now."""
+        _collect()
         started = time.monotonic()
         null = reading = writing = -1
         try:
@@ -240,9 +245,20 @@ def _end(child: _Child) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(child.pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.waitpid(child.pid, os.WNOHANG)
+    _uncollected.add(child.pid)
+    _collect()
     os.close(child.pipe)
+
+
+def _collect() -> None:
+    """Take dead children out of the kernel's table: a controller starts some for months."""
+    for pid in tuple(_uncollected):
+        try:
+            collected, _status = os.waitpid(pid, os.WNOHANG)
+        except OSError:
+            collected = pid  # somebody else's wait has taken it
+        if collected:
+            _uncollected.discard(pid)
 
 
 def _places(pids: Mapping[str, int]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slurm_hooks import file_systems, gres
+from slurm_hooks import file_systems, slurm_conf
 from slurm_hooks.check import Check
 from slurm_hooks.config import Config
 
@@ -45,10 +45,10 @@ def questions(config: Config) -> Sequence[tuple[str, Callable[[], Check]]]:
 def settings(config: Config) -> tuple[Path | None, Settings]:
     """Return slurm.conf's path, None where none can be read, and what it says."""
     named = [os.environ.get("SLURM_CONF"), config.hooks.slurm_conf]
-    for path in (*(Path(name) for name in named if name), *gres.USUAL_FILES):
+    for path in (*(Path(name) for name in named if name), *slurm_conf.USUAL_FILES):
         found: dict[str, list[str]] = {}
-        files: list[gres.Stamp] = []
-        for line in gres.lines(path, files):
+        files: list[slurm_conf.Stamp] = []
+        for line in slurm_conf.lines_of(path, files):
             for key, value in line.items():
                 found.setdefault(key, []).append(value)
         if files:

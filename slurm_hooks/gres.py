@@ -1,31 +1,20 @@
 """How many GPUs Slurm believes a node has: read from slurm.conf and gres.conf, without a command.
 
-    >>> names_node("n[1-4,9],login", "n3")
-    True
-
-Owns Slurm's syntax of NodeName and Gres lines, as far as GPUs go (slurm.conf(5), gres.conf(5)).
-It is tolerant: what it does not understand it passes over, and where it cannot know it says None.
+Owns what Gres lines say, as far as GPUs go (slurm.conf(5), gres.conf(5)); how the files are written
+is ``slurm_conf``'s. What it does not understand it passes over; where it cannot know it says None.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-USUAL_FILES = (Path("/run/slurm/conf/slurm.conf"), Path("/etc/slurm/slurm.conf"))
-"""Where slurm.conf is when nobody says: slurmd's own copy on a configless cluster comes first."""
+from slurm_hooks.slurm_conf import USUAL_FILES, Stamp, lines_of, names_node, stamp_of
 
-_MAX_BYTES = 4 * 1024 * 1024
-_MAX_FILES = 32
 _MAX_GPUS = 1024
-
-Stamp = tuple[str, int, int]
-"""A file as it was read: path, modification time in nanoseconds, size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class ConfiguredGpus:
 
     def is_current(self) -> bool:
         """Whether every file is as it was when it was read."""
-        return bool(self.files) and all(_stamp(Path(file[0])) == file for file in self.files)
+        return bool(self.files) and all(stamp_of(Path(file[0])) == file for file in self.files)
 
 
 def find(
@@ -79,46 +68,15 @@ def find(
 def read(slurm_conf: Path, node: str) -> ConfiguredGpus | None:
     """Return what ``slurm_conf`` and the gres.conf beside it say of ``node``, or None."""
     files: list[Stamp] = []
-    count = _count_in_slurm_conf(lines(slurm_conf, files), node)
+    count = _count_in_slurm_conf(lines_of(slurm_conf, files), node)
     if not files:
         return None
-    minors, listed = _devices_in_gres_conf(lines(slurm_conf.parent / "gres.conf", files), node)
+    minors, listed = _devices_in_gres_conf(lines_of(slurm_conf.parent / "gres.conf", files), node)
     if count is None:
         count = listed
     if count is None:
         return None
     return ConfiguredGpus(count, minors if len(minors) == count else (), tuple(files))
-
-
-def names_node(expression: str, node: str) -> bool:
-    """Whether a hostlist expression (``n[1-4,09],login``) includes ``node``; never expands it."""
-    parts = re.split(r",(?![^\[]*\])", expression)
-    return any(_matches(part.strip(), node) for part in parts)
-
-
-def _matches(part: str, node: str) -> bool:
-    pieces = re.split(r"\[([^\]]*)\]", part)
-    pattern = "".join(
-        r"(\d+)" if position % 2 else re.escape(piece) for position, piece in enumerate(pieces)
-    )
-    found = re.fullmatch(pattern, node)
-    return bool(found) and all(
-        _in_ranges(number, ranges)
-        for number, ranges in zip(found.groups() if found else (), pieces[1::2], strict=True)
-    )
-
-
-def _in_ranges(number: str, ranges: str) -> bool:
-    """Whether ``number`` is one of ``1-4,09``; Slurm keeps the width of what it was given."""
-    for item in ranges.split(","):
-        first, _, last = item.strip().partition("-")
-        last = last or first
-        if not (first.isdigit() and last.isdigit()):
-            continue
-        width = len(first) if first.startswith("0") else 0
-        if int(first) <= int(number) <= int(last) and number == str(int(number)).zfill(width):
-            return True
-    return False
 
 
 def _count_in_slurm_conf(lines: Iterable[Mapping[str, str]], node: str) -> int | None:
@@ -173,49 +131,6 @@ def _device_numbers(files: str) -> Iterator[int]:
             first, _, last = item.partition("-")
             if first.isdigit() and (last or first).isdigit():
                 yield from range(int(first), min(int(last or first), _MAX_GPUS) + 1)
-
-
-def lines(path: Path, files: list[Stamp]) -> Iterator[Mapping[str, str]]:
-    """Yield the ``Key=value`` pairs of each line of a file and of what it includes.
-
-    Keys are in lower case. Each file that could be read is added to ``files``.
-    """
-    stamp = _stamp(path)
-    if stamp is None or len(files) >= _MAX_FILES or stamp in files:
-        return
-    text = _text(path)
-    if text is None:
-        return
-    files.append(stamp)
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        line = line.partition("#")[0].strip()
-        included = re.match(r"include\s+(\S+)", line, re.IGNORECASE)
-        if included:
-            yield from lines(path.parent / included.group(1), files)
-            continue
-        pairs = re.findall(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)", line)
-        if pairs:
-            yield {key.lower(): value.strip('"') for key, value in pairs}
-
-
-def _text(path: Path) -> str | None:
-    """At most _MAX_BYTES of a regular file; a FIFO or a device is never waited for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        return file.read(_MAX_BYTES).decode("utf-8", "replace")
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return None
-    return (str(path), status.st_mtime_ns, status.st_size)
 
 
 def known_from(state: Mapping[str, Any]) -> ConfiguredGpus | None:

@@ -360,13 +360,16 @@ def _only_one_at_a_time() -> socket.socket | None:
 
     A name in the abstract namespace (unix(7)) lives in memory and is gone with its process, so
     no disk is touched and nothing stale is left. Any local user could take it as well: a holder
-    of another user is none of ours and is ignored.
+    of another user is none of ours and is ignored. Nodes of two clusters on one machine may have
+    one name, but have not one configuration.
     """
     import socket
     import struct
+    import zlib
 
     node = os.environ.get("SLURMD_NODENAME", "")[:80]
-    name = f"\0slurm-hook-health-check {node}".encode("utf-8", "backslashreplace")[:107]
+    which = zlib.crc32(os.fsencode(config_file.path()))
+    name = f"\0slurm-hook-health-check {which:08x} {node}".encode("utf-8", "backslashreplace")[:107]
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         mark.bind(name)

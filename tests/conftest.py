@@ -14,6 +14,6 @@ from recovery.demo.cluster import Cluster
 def cluster() -> Iterator[Cluster]:
     """Four nodes with eight GPUs each, one for a whole file: tests mend what they break."""
     if shutil.which("slurmctld", path="/usr/sbin:/usr/local/sbin") is None:
-        pytest.skip("no Slurm on this machine; ./scripts/setup installs it")
+        pytest.fail("no Slurm on this machine; ./scripts/setup installs it")
     with Cluster(nodes=4, gpus=8) as running:
         yield running

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_hooks.config import Config, ConfigError, FabricProbe, Probes, load
+from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.context import HookContext
+from slurm_hooks.probe_config import FabricProbe, Probes
 from slurm_hooks.probes import Look, Seen, Skipped
 from slurm_hooks.probes import load as load_probe
 from slurm_hooks.record import Finding, RecordJob
@@ -169,6 +170,12 @@ def test_the_one_slow_port_among_its_peers_is_named(machine: Machine) -> None:
     assert "200" in finding.summary and "400" in finding.summary
     machine.set("mlx5_2", rate="200 Gb/sec (2X NDR)")
     assert machine.look() == ()  # two of a kind are meant so
+    for device in ("mlx5_0", "mlx5_2"):
+        machine.set(device, state="1: DOWN")
+    machine.state = {}
+    assert machine.look() == ()  # and between two nobody can tell which is wrong
+    for device in ("mlx5_0", "mlx5_2"):
+        machine.set(device, state="4: ACTIVE")
     assert machine.told(devices=("mlx5_2",), rate=400.0) == [
         ("fabric.port_slow", "fault", "mlx5_2/1")
     ]
@@ -305,7 +312,7 @@ def test_a_mistyped_counter_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def test_a_dead_port_reaches_the_record_of_a_health_check(tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
-    node, machine = Node(tmp_path / "node"), Machine(tmp_path / "root", ports=2)
+    node, machine = Node(tmp_path / "node", "fabric1"), Machine(tmp_path / "root", ports=2)
     node.configure(f'[probes.fabric]\nroot = "{machine.root}"\ndevices = ["mlx5_0"]\n')
     assert node.run("health_check").status == 0
     assert node.heartbeat()["verdict"] == "ok"

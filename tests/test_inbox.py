@@ -448,7 +448,9 @@ def child_inbox(spool: Path) -> Iterator[ChildInbox]:
 
 def child_of_this_process() -> psutil.Process:
     (child,) = [
-        child for child in psutil.Process().children() if "recovery.spool_reader" in child.cmdline()
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and "recovery.spool_reader" in child.cmdline()
     ]
     return child
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from slurm_hooks.catalog.kernel_lines import parse_kernel_lines
-from slurm_hooks.config import Config, KernelLogProbe, Probes
+from slurm_hooks.config import Config
 from slurm_hooks.context import HookContext, boot_id
+from slurm_hooks.probe_config import KernelLogProbe, Probes
 from slurm_hooks.probes import Look, Seen, Skipped, load
 from slurm_hooks.probes.gpu_minors import read_minors
 from slurm_hooks.probes.kmsg import Ring, read_ring, reader

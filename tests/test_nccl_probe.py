@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from slurm_hooks.catalog import entry
-from slurm_hooks.config import Budget, Config, Hooks, NcclProbe, NvmlProbe, Probes
+from slurm_hooks.config import Budget, Config, Hooks
 from slurm_hooks.context import HookContext
+from slurm_hooks.probe_config import NcclProbe, NvmlProbe, Probes
 from slurm_hooks.probes import Look, Seen
 from slurm_hooks.probes import load as load_probe
 from slurm_hooks.probes.nccl_tests_output import parse

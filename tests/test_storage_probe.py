@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from slurm_hooks.config import Config, ConfigError, Probes, StorageProbe, load
+from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.context import HookContext
+from slurm_hooks.probe_config import Probes, StorageProbe
 from slurm_hooks.probes import Look, Seen, Skipped
 from slurm_hooks.probes import load as load_probe
 from slurm_hooks.probes.storage import read_mounts

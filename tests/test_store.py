@@ -65,7 +65,7 @@ def test_a_decision_grows_with_what_becomes_of_it(store: Store) -> None:
     found = store.decision("d1")
     assert found and found.outcome and found.outcome.step == 140
     assert found.addenda == ("n4 was slow as well",)
-    assert replace(found, actions=(), outcome=None, addenda=()) == decided_on
+    assert replace(found, actions=(), outcomes=(), addenda=()) == decided_on
     assert store.open_decisions() == []
 
 

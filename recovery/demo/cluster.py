@@ -19,6 +19,7 @@ import contextlib
 import getpass
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -192,8 +193,11 @@ class Cluster:
         check: bool = True,
         env: Mapping[str, str] | None = None,
         timeout_seconds: float = 60.0,
+        user: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the cluster's environment, ``env`` added to it; return its output.
+
+        ``user`` names the account that it runs as, which only root may choose.
 
         Raises:
             ClusterError: it ended with another status than 0 and ``check`` is set.
@@ -208,15 +212,16 @@ class Cluster:
             text=True,
             errors="backslashreplace",
             timeout=timeout_seconds,
+            **({} if user is None else _as_user(user)),
         )
         if check and finished.returncode != 0:
             said = (finished.stderr or finished.stdout).strip()
             raise ClusterError(f"{' '.join(map(str, argv))}: status {finished.returncode}: {said}")
         return finished
 
-    def submit(self, *argv: str | Path) -> int:
-        """Return the job id of ``sbatch ARGV…``."""
-        return int(self.run("sbatch", "--parsable", *argv).stdout.split(";")[0])
+    def submit(self, *argv: str | Path, user: str | None = None) -> int:
+        """Return the job id of ``sbatch ARGV…``, run as ``user``."""
+        return int(self.run("sbatch", "--parsable", *argv, user=user).stdout.split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:
         """Return what ``scontrol show job`` says, by its own names."""
@@ -262,14 +267,18 @@ class Cluster:
 
         The one given out can be killed earlier. All of them append to one log.
         """
-        assert self._keeper is not None
-        argv = [str(_COMMANDS / "recovery"), "run", *arguments]
-        pid = self._keeper.start(argv, self.environment, self.folder / "aggregator.log")
-        service = Service("the aggregator", pid, self.folder / "aggregator.log")
+        service = self.start_aggregator(*arguments)
         try:
             yield service
         finally:
             service.stop()
+
+    def start_aggregator(self, *arguments: str) -> Service:
+        """Run ``recovery run ARGUMENTS…`` for as long as the cluster is up."""
+        assert self._keeper is not None
+        log = self.folder / "aggregator.log"
+        argv = [str(_COMMANDS / "recovery"), "run", *arguments]
+        return Service("the aggregator", self._keeper.start(argv, self.environment, log), log)
 
     def configure(self, config: str) -> None:
         """Replace what the caller had put into recovery.toml; the next run of a hook reads it."""
@@ -443,6 +452,12 @@ def _new_folder(wanted: Path | None) -> Path:
         raise ClusterError(f"{folder}: not empty, and the cluster would remove it at its end")
     folder.chmod(0o755)  # munge and the jobs of other users must get in
     return folder
+
+
+def _as_user(name: str) -> dict[str, Any]:
+    """The arguments of subprocess.run by which a command loses the caller's own groups too."""
+    account = pwd.getpwnam(name)
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
 def _script(path: Path, text: str) -> None:

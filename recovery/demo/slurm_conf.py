@@ -194,8 +194,8 @@ def task_prolog(layout: Layout, program: Path | None) -> str:
     if program is None:
         return text
     configured = f"export SLURM_RECOVERY_CONFIG={layout.recovery_toml}\n"
-    # A task prolog that fails ends the task: a user who may not run this Python still has theirs.
-    return f"{text}{configured}{shlex.quote(str(program))} || exit 0\n"
+    # It runs as the job's user, who may not be allowed into a checkout in somebody's home folder.
+    return f"{text}{configured}{shlex.quote(str(program))} 2>/dev/null || exit 0\n"
 
 
 def recovery_toml(layout: Layout, uid: int, site: str) -> str:

@@ -22,7 +22,7 @@ def line(decision: Decision) -> str:
     about = f"job {decision.attempt.job_id}" if decision.attempt else decision.incident
     answers: list[str] = [decision.job.verdict] if decision.attempt else []
     answers += [f"{answer.verdict} {answer.node}" for answer in decision.nodes]
-    return (
+    return _printable(
         f"{decision.id}  {decision.time[:19]}Z  {about}: {', '.join(answers) or 'leave'}"
         f"  [{decision.cause.fault_class}, {_standing(decision)}]"
     )
@@ -65,10 +65,10 @@ def story(decision: Decision) -> str:
         lines += _bullet(f"{state}: {action.detail}" if action.detail else state)
     if not decision.actions:
         lines += _bullet("none")
-    if decision.outcome:
+    if decision.outcomes:
         lines += ["", "Outcome"]
-        seen = f"{_clock(decision.outcome.time)}  {decision.outcome.state}"
-        lines += _bullet(f"{seen}: {decision.outcome.detail}")
+    for outcome in decision.outcomes:
+        lines += _bullet(f"{_clock(outcome.time)}  {outcome.state}: {outcome.detail}")
     for addendum in decision.addenda:
         lines += _bullet(f"later: {addendum}")
     return "\n".join(lines)
@@ -94,6 +94,7 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
             if one.tripped
         ],
         "last_pass": store.meta("last_pass"),
+        "last_snapshot": store.meta("last_snapshot"),
         "problems": [text for text in (store.meta("problems") or "").split("\n") if text],
         "nodes": {"heard": len(beats) - len(silent), "silent": silent},
         "open": [
@@ -183,14 +184,19 @@ def _clock(time: str) -> str:
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH)
+    return textwrap.wrap(_printable(text), WIDTH)
 
 
 def _bullet(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="      ")
+    return textwrap.wrap(_printable(text), WIDTH, initial_indent="  ", subsequent_indent="      ")
+
+
+def _printable(text: str) -> str:
+    """A user's log line may hold what would move the cursor or retitle the admin's terminal."""
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def _wrapped(title: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=title, subsequent_indent=" " * len(title)) or [
-        title.rstrip()
-    ]
+    return textwrap.wrap(
+        _printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
+    ) or [title.rstrip()]

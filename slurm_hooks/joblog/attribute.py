@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from slurm_hooks.joblog import collectives
 from slurm_hooks.joblog.layout import Layout, LayoutError, expand
 from slurm_hooks.joblog.lines import Line
+from slurm_hooks.joblog.places import Places
 from slurm_hooks.joblog.scan import Event
 from slurm_hooks.joblog.signatures import Catalogue, Signature
 
@@ -62,7 +63,7 @@ def attribute(events: Sequence[Event], around: Surroundings, catalogue: Catalogu
     events = _unhandled(_without_chained(events))
     counts = Counter(event.signature.id for event in events)
     counts.update(around.repeats)
-    places = _Places(events, around)
+    places = Places(events, around.layout, around.addresses)
     cause = (
         _schedulers_word(events, places)
         or _hardware(events, places)
@@ -86,81 +87,6 @@ def attribute(events: Sequence[Event], around: Surroundings, catalogue: Catalogu
         cascade=cascade,
         signatures=dict(counts),
     )
-
-
-class _Places:
-    """Who is where: ranks and hosts to nodes of the attempt."""
-
-    def __init__(self, events: Sequence[Event], around: Surroundings) -> None:
-        self.layout = around.layout
-        self._addresses = around.addresses
-        self._tasks: dict[int, str] = {}
-        self.failing: list[str] = []
-        for event in events:
-            host, tasks = event.captures.get("host"), event.captures.get("tasks")
-            if not host or not tasks:
-                continue
-            for task in _numbers(tasks):
-                self._tasks.setdefault(task, host)
-            if event.signature.id != "slurm.task_signalled" and host not in self.failing:
-                self.failing.append(host)
-        self._highest = max((e.line.task for e in events if e.line.task is not None), default=0)
-
-    def node(self, host: str) -> str | None:
-        """The node called ``host``; None where the attempt is known not to have it."""
-        known = self._addresses.get(host, host)
-        if not self.layout.nodes:
-            return known
-        named = self.layout.node_named(known)
-        return named or (known if _is_address(known) else None)
-
-    def of_rank(self, rank: int) -> str | None:
-        """The node of a global rank, as Slurm or the layout says."""
-        if self._tasks and self.layout.per_node and len(self._tasks) > len(self.layout.nodes):
-            return self.node(self._tasks[rank]) if rank in self._tasks else self._by_layout(rank)
-        return self._by_layout(rank)
-
-    def of_line(self, line: Line) -> str | None:
-        """The node that wrote ``line``."""
-        if line.host:
-            named = self.node(line.host)
-            if named:
-                return named
-        if line.rank is not None:
-            return self.of_rank(line.rank)
-        if line.task is not None:
-            return self._of_task(line.task)
-        return None
-
-    def rank_of(self, line: Line) -> int | None:
-        """The global rank that wrote ``line``, where it says so."""
-        if line.rank is not None:
-            return line.rank
-        return line.task if line.task is not None and not self._task_is_node() else None
-
-    def _task_is_node(self) -> bool:
-        """Whether one task for each node, a launcher of several ranks, is a possible reading."""
-        per_node = self.layout.per_node or 1
-        return per_node > 1 and self._highest < len(self.layout.nodes)
-
-    def _of_task(self, task: int) -> str | None:
-        if task in self._tasks:
-            return self.node(self._tasks[task])
-        return None if self._task_is_node() else self._by_layout(task)
-
-    def _by_layout(self, rank: int) -> str | None:
-        return self.layout.node_of_rank(rank)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(name) for name in expand(f"[{text}]")]
-    except LayoutError:
-        return []
-
-
-def _is_address(text: str) -> bool:
-    return ":" in text or all(part.isdigit() for part in text.split("."))
 
 
 def _without_chained(events: Sequence[Event]) -> list[Event]:
@@ -216,7 +142,7 @@ def _cause(event: Event, implicated: tuple[Implicated, ...] = (), **changes: str
     )
 
 
-def _schedulers_word(events: Sequence[Event], places: _Places) -> Cause | None:
+def _schedulers_word(events: Sequence[Event], places: Places) -> Cause | None:
     for name in ("scheduler.time_limit", "scheduler.preempted", "scheduler.requeued"):
         event = _first(events, name)
         if event:
@@ -263,7 +189,7 @@ def _nodes(event: Event) -> list[str]:
         return []
 
 
-def _hardware(events: Sequence[Event], places: _Places) -> Cause | None:
+def _hardware(events: Sequence[Event], places: Places) -> Cause | None:
     event = _first(
         events, "hardware.gpu", "hardware.link", "hardware.host", "hardware.gpu.contained"
     )
@@ -278,7 +204,7 @@ def _hardware(events: Sequence[Event], places: _Places) -> Cause | None:
     return _cause(event, (_reporter(event, places),))
 
 
-def _reporter(event: Event, places: _Places) -> Implicated:
+def _reporter(event: Event, places: Places) -> Implicated:
     pci = event.signature.id.split(":", 2)[2] if event.signature.id.startswith("kernel:") else ""
     why = "its device reported the error" if not pci else "the driver reported this device"
     if event.signature.fault_class == "network.fabric":
@@ -299,7 +225,7 @@ _SAME_FAILURE_BYTES = 24 << 10
 """How far below its first exception the same process's last words may stand."""
 
 
-def _deterministic(events: Sequence[Event], around: Surroundings, places: _Places) -> Cause | None:
+def _deterministic(events: Sequence[Event], around: Surroundings, places: Places) -> Cause | None:
     tier = [
         event
         for event in events
@@ -346,7 +272,7 @@ def _same_failure(first: Event, later: Event) -> bool:
     )
 
 
-def _fabric(events: Sequence[Event], places: _Places) -> Cause:
+def _fabric(events: Sequence[Event], places: Places) -> Cause:
     own = [event for event in events if event.signature.blame == "reporter"]
     if own:
         # A port that fails on one host is that host's; on many, the switch's or the whole net's.
@@ -375,7 +301,7 @@ _PARTNERS_MIN = 2
 """Distinct partners that must name an endpoint; one pair alone may be either end."""
 
 
-def _lonely(event: Event, places: _Places) -> Cause:
+def _lonely(event: Event, places: Places) -> Cause:
     """A fault that is the node's if no other node has it, and everybody's otherwise."""
     if event.signature.blame == "named":
         nodes = [node for node in map(places.node, _nodes(event)) if node]
@@ -391,7 +317,7 @@ def _lonely(event: Event, places: _Places) -> Cause:
     return _cause(event, confidence="unknown")
 
 
-def _collective(events: Sequence[Event], around: Surroundings, places: _Places) -> Cause | None:
+def _collective(events: Sequence[Event], around: Surroundings, places: Places) -> Cause | None:
     event = _first(events, *_TIER_THREE)
     if event is None:
         return None
@@ -402,6 +328,9 @@ def _collective(events: Sequence[Event], around: Surroundings, places: _Places) 
         if len(ranks) == 1:
             return _suspect(barrier, ranks, "did not come to the barrier", places)
         return _cause(barrier, confidence="unknown")
+    died = _died_first(events)
+    if died is not None:
+        return _cause(died, fault_class="unknown", confidence="unknown")
     seen = collectives.picture(events, around.layout)
     if seen.mismatch:
         return _cause(timeout, fault_class="program.desync", confidence="probable")
@@ -410,10 +339,29 @@ def _collective(events: Sequence[Event], around: Surroundings, places: _Places) 
     return _cause(timeout)
 
 
+def _died_first(events: Sequence[Event]) -> Event | None:
+    """The task that a signal ended before srun ended the others: its peers' errors echo its death.
+
+    Nothing tells who sent the signal or why, so it names no cause and blames no node. SIGABRT and
+    SIGTERM do not count: a watchdog ends its own process by the one, a launcher its tasks by the
+    other. Nor does a death after a timeout, which may be its consequence.
+    """
+    for event in events:
+        fault_class = event.signature.fault_class
+        if event.signature.id == "slurm.step_ended" or fault_class in _ENDS_OTHERS:
+            return None
+        alone = event.captures.get("tasks", "").isdigit()
+        if alone and event.captures.get("signal") not in (None, "Terminated", "Aborted"):
+            return event
+    return None
+
+
+_ENDS_OTHERS = ("collective.timeout", "scheduler.cancelled")
+
 _TIER_THREE = ("collective.timeout", "collective.failed", "collective.peer_lost", "rendezvous")
 
 
-def _suspect(event: Event, ranks: Sequence[int], why: str, places: _Places) -> Cause:
+def _suspect(event: Event, ranks: Sequence[int], why: str, places: Places) -> Cause:
     named = tuple(Implicated(places.of_rank(rank), rank, None, why) for rank in ranks)
     return _cause(event, named, confidence="probable")
 

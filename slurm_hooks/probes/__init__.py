@@ -1,9 +1,9 @@
 """Probes: one look at one thing on this node.
 
-A probe is a module of this package with a constant ``PROBE``. To add one, write the module, add
-its section to ``config`` and its codes to ``catalog/findings/``; nothing else knows its name. A
-probe always runs in a forked child under a deadline, so it may hang, crash or raise: it reports
-facts and leaves safety to ``deadline``.
+A probe is a module of this package with a constant ``PROBE``. To add one, write the module, name
+it below, add its section to ``probe_config`` and its codes to ``catalog/findings/``. A probe always
+runs in a forked child under a deadline, so it may hang, crash or raise: it reports facts and leaves
+safety to ``deadline``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NAMES = (
     "nvml",
     "kernel_log",
     "fabric",
+    "host",
     "joblog",
     "checkpoint",
     "storage",

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from slurm_hooks import catalog
-from slurm_hooks.config import LINK_ERRORS_PER_MINUTE, FabricProbe
 from slurm_hooks.context import HookContext, boot_id
+from slurm_hooks.probe_config import LINK_ERRORS_PER_MINUTE, FabricProbe
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.probes.fabric_reading import (
     Port,

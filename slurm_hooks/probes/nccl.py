@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_hooks import catalog, gres
-from slurm_hooks.config import NcclProbe
+from slurm_hooks.probe_config import NcclProbe
 from slurm_hooks.probes import Look, Probe, Seen
 from slurm_hooks.probes.nccl_run import Ran, bootstrap, refusal, run
 from slurm_hooks.probes.nccl_tests_output import Output, parse

@@ -7,10 +7,13 @@ there should be is ``gres``' to say.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import ModuleType
 from typing import Any
 
 from slurm_hooks import catalog, gres
@@ -52,7 +55,7 @@ def look(look: Look) -> Seen:
         Skipped: there is no driver or no library, and nothing says that this node has GPUs.
     """
     try:
-        import pynvml
+        pynvml = _imported_pynvml()
     except ImportError:
         raise Skipped("the Python package nvidia-ml-py is not installed") from None
     state = look.state
@@ -244,6 +247,30 @@ def _missing(
     for minor in gone:
         device = by_minor.get(minor, Device(-1, minor))
         yield judge.finding("gpu.missing", device, seen, minor, **details)
+
+
+def _imported_pynvml() -> ModuleType:
+    """Import pynvml without the half of its import that it has no use for.
+
+    It takes find_library from ctypes.util and never calls it (12.535 to 13.615 read); for that,
+    ctypes.util brings subprocess, shutil and tempfile: 16 of 28 ms, and a prolog delays every job.
+    """
+    name = "ctypes.util"
+    if name in sys.modules:
+        return importlib.import_module("pynvml")
+    sys.modules[name] = stand_in = ModuleType(name)
+    stand_in.__dict__["find_library"] = _find_library
+    try:
+        return importlib.import_module("pynvml")
+    finally:
+        del sys.modules[name]
+
+
+def _find_library(name: str) -> str | None:
+    """What the stand-in answers, should a version ask: the real one's answer."""
+    from ctypes.util import find_library
+
+    return find_library(name)
 
 
 PROBE = Probe(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from slurm_hooks import catalog
-from slurm_hooks.config import NvmlProbe
+from slurm_hooks.probe_config import NvmlProbe
 from slurm_hooks.probes.nvml_memory import Memory
 from slurm_hooks.probes.nvml_reading import (
     INFOROM,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_hooks import catalog
-from slurm_hooks.config import StorageProbe
 from slurm_hooks.deadline import ChildOutcome, run_all
+from slurm_hooks.probe_config import StorageProbe
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.record import Evidence, Finding
 

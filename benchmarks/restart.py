@@ -1,0 +1,146 @@
+"""From a job's failure to its next attempt: `recovery run` in act mode, and a requeue by hand.
+
+    ./scripts/bench restart --runs 5
+
+Each run submits a job that loses a GPU, on a private cluster: once beside an aggregator that may
+act, once with a plain ``scontrol requeue`` as soon as slurmctld shows FAILED, which is the fastest
+that a person could be. For the first, seconds run from the end of the failed batch script to the
+first line of the next attempt, both written by the job itself. The second is made to wait by Slurm
+(Reason=BeginTime); that time is read from scontrol (StartTime - EndTime) and not waited for, so
+its figure lacks the start of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.demo.cluster import Cluster
+from recovery.demo.scenes import ACT
+
+LIMIT_SECONDS = 60.0
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+
+SCRIPT = """#!/bin/bash
+# The first attempt waits for its fault and fails of it, the next one says that it has begun.
+if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
+    touch "$RUN/up"
+    until [ -e "$RUN/fault" ]; do sleep 0.05; done
+    date +%s.%N >"$RUN/failed"
+    exit 1
+fi
+date +%s.%N >"$RUN/again"
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds from failure to the next attempt, one for each run."""
+
+    aggregator: list[float]
+    by_hand: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times longer the requeue by hand takes."""
+        return statistics.median(self.by_hand) / statistics.median(self.aggregator)
+
+
+def main() -> int:
+    """Measure, print, and exit 1 if the aggregator is not the faster one."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    with Cluster(nodes=4, gpus=8, config=ACT) as cluster:
+        measured = measure(cluster, arguments.runs)
+    if arguments.json:
+        document = {"schema": "bench-restart/v1", **vars(measured), "ratio": measured.ratio}
+        print(json.dumps(document, indent=2))
+    else:
+        for name, seconds in vars(measured).items():
+            each = " ".join(f"{one:.2f}" for one in seconds)
+            print(f"{name:<12} median {statistics.median(seconds):7.2f} s   ({each})")
+        print(f"{'ratio':<12} {measured.ratio:14.1f}")
+    return 0 if measured.ratio > 1 else 1
+
+
+def measure(cluster: Cluster, runs: int) -> Measured:
+    """Take turns, so that a machine that grows busy slows both."""
+    measured = Measured([], [])
+    for number in range(runs):
+        with cluster.aggregator():
+            measured.aggregator.append(beside_the_aggregator(cluster, number))
+        measured.by_hand.append(requeued_by_hand(cluster, number))
+        print(f"run {number + 1} of {runs}", file=sys.stderr)
+    return measured
+
+
+def beside_the_aggregator(cluster: Cluster, number: int) -> float:
+    """Return seconds from the end of the failed attempt to the first line of the next."""
+    job, run = fail(cluster, f"aggregator-{number}")
+    again = run / "again"
+    cluster.wait(lambda: again.exists() and again.read_text(), LIMIT_SECONDS, "it runs again")
+    cluster.wait(
+        lambda: cluster.job(job)["JobState"] == "COMPLETED", LIMIT_SECONDS, "the job completes"
+    )
+    mend(cluster)
+    return float(again.read_text()) - float((run / "failed").read_text())
+
+
+def requeued_by_hand(cluster: Cluster, number: int) -> float:
+    """Return seconds from the end of the failed attempt until Slurm would start the next."""
+    job, _ = fail(cluster, f"by-hand-{number}")
+    cluster.wait(lambda: cluster.job(job)["JobState"] == "FAILED", LIMIT_SECONDS, "it has failed")
+    ended = seconds_of(cluster.job(job)["EndTime"])
+    cluster.run("scontrol", "requeue", str(job))
+    cluster.wait(lambda: cluster.job(job)["JobState"] == "PENDING", LIMIT_SECONDS, "it is pending")
+    starts = seconds_of(cluster.job(job)["EligibleTime"])
+    cluster.run("scancel", str(job))
+    mend(cluster)
+    return starts - ended
+
+
+def fail(cluster: Cluster, name: str) -> tuple[int, Path]:
+    """Run a job until it has failed of a lost GPU; return it and its folder."""
+    run = cluster.work / name
+    run.mkdir()
+    script = run / "job.sh"
+    script.write_text(SCRIPT, encoding="utf-8")
+    job = cluster.submit(
+        f"--export=ALL,RUN={run}",
+        "--requeue",
+        "--gpus-per-node=1",
+        f"--output={run}/log",
+        "--open-mode=append",
+        "--comment=recovery=requeue",
+        script,
+    )
+    cluster.wait((run / "up").exists, LIMIT_SECONDS, "the job runs")
+    node = cluster.job(job)["NodeList"]
+    cluster.break_gpu(node, 0, "lost")
+    cluster.log_kernel(node, XID_79)
+    (run / "fault").touch()
+    return job, run
+
+
+def mend(cluster: Cluster) -> None:
+    """Bring every node back, as an admin does after a repair."""
+    for node in cluster.node_names:
+        cluster.mend_gpus(node)
+        if "DRAIN" in cluster.node(node)["State"]:
+            cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def seconds_of(shown: str) -> float:
+    """Return a time as scontrol prints it, in seconds since the epoch."""
+    return time.mktime(time.strptime(shown, "%Y-%m-%dT%H:%M:%S"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
