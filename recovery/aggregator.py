@@ -73,6 +73,7 @@ class Aggregator:
         self._named_jobs: set[int] = set()
         self._said: set[str] = set()
         self._snapshot_due = 0.0
+        self._gate_slots = 0
         since, until = utc(clock() - LOOK_BACK_SECONDS), utc(clock() + _DAY_SECONDS)
         self._take_in(self._ledger.store.records(None, since, until))
 
@@ -101,7 +102,7 @@ class Aggregator:
             problems.append(f"Slurm does not answer, nothing is decided until it does: {error}")
         now = utc(self._clock())
         written = self._publisher.publish(
-            guard.effective(self._config, self._standings, now), now[:10]
+            guard.effective(self._config, self._standings, self._gate_slots, now), now[:10]
         )
         problems += [written] if written else []
         self._say_once(problems)
@@ -133,7 +134,7 @@ class Aggregator:
             self._ledger.store.forget_records(
                 utc(now - self._config.controller.index_days * _DAY_SECONDS)
             )
-            self._free_gate_slots()
+            self._count_gate_slots()
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
@@ -141,10 +142,14 @@ class Aggregator:
         if self._sick:
             self._judge_nodes(decided)
 
-    def _free_gate_slots(self) -> None:
-        if any("gate" in grant.actions for grant in self._config.grant):
-            for node in gate_slots.free(self._config.spool.path, self._scheduler.nodes):
-                log.info("%s is back in service: its gate slot is free", node)
+    def _count_gate_slots(self) -> None:
+        """See how many nodes may gate themselves now, and free the slots of those in service."""
+        if not any("gate" in grant.actions for grant in self._config.grant):
+            return
+        nodes = self._scheduler.nodes()
+        self._gate_slots = guard.gate_slots(self._config.guard, self._standings, nodes.values())
+        for node in gate_slots.free(self._config.spool.path, nodes):
+            log.info("%s is back in service: its gate slot is free", node)
 
     def _decide_attempt(self, ready: Ready, decided: list[Decision]) -> None:
         job, now = ready.job, self._clock()

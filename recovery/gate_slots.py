@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from recovery.slurm.base import Node
@@ -25,10 +25,10 @@ _SLOT = re.compile(r"slot-\d{1,4}")
 _SLOT_BYTES = 4096
 
 
-def free(path: Path, nodes: Callable[[Collection[str]], Mapping[str, Node]]) -> list[str]:
+def free(path: Path, nodes: Mapping[str, Node]) -> list[str]:
     """Free the slots of the spool ``path`` whose node is in service; return those nodes.
 
-    ``nodes`` looks them up in the scheduler. A slot that cannot be read stays taken: too few gates
+    ``nodes`` is a fresh look at all of them. A slot that cannot be read stays taken: too few gates
     are safe, too many are not.
     """
     folder = path / "control" / "gate"
@@ -36,11 +36,10 @@ def free(path: Path, nodes: Callable[[Collection[str]], Mapping[str, Node]]) -> 
     if outcome.status != "ok":
         return []
     held: dict[str, str] = json.loads(outcome.output)
-    states = nodes(sorted(set(held.values()))) if held else {}
     back = {
         slot: node
         for slot, node in held.items()
-        if node in states and not states[node].drained and states[node].state != "DOWN"
+        if node in nodes and not nodes[node].drained and nodes[node].state != "DOWN"
     }
     if back:
         run_one(lambda: _remove(folder, back), DEADLINE_SECONDS)

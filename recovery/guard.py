@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 from recovery.decision import Action, Decision
 from recovery.slurm.base import Node
-from slurm_hooks.config import ActionName, Config, Grant, Guard
+from slurm_hooks.config import Config, Grant, Guard
 
 OUR_REASON = "recovery:"
 """How every drain reason of this toolkit begins; the decision's id follows."""
+
+GATE_REASON = f"{OUR_REASON} gate "
+"""How the drain reason of a node that gated itself begins (``slurm_hooks.gate``)."""
 
 _WILSON_Z = 1.959964
 """Two-sided 95% (Wilson 1927, score interval)."""
@@ -117,14 +120,45 @@ def drain_refusal(node: str, nodes: Mapping[str, Node], guard: Guard) -> str:
     return ""
 
 
-def effective(config: Config, standings: Iterable[Standing], now: str) -> dict[str, object]:
-    """Return the document ``control/effective.json``: mode and grants in force, for the nodes."""
+def gate_slots(limits: Guard, standings: Iterable[Standing], nodes: Iterable[Node]) -> int:
+    """Return how many nodes may stand drained by their own gate at once.
+
+    That is what the guard allows, less those that we have drained otherwise; the share is one of
+    all nodes that a grant in force with gate covers, and never means less than one node.
+    """
+    grants = [one.grant for one in standings if one.in_force and "gate" in one.grant.actions]
+    everything = tuple(nodes)
+    covered = {
+        node.name
+        for node in everything
+        for grant in grants
+        if not grant.partitions or set(grant.partitions) & set(node.partitions)
+    }
+    if not covered:
+        return 0
+    # A node that gated itself holds a slot already.
+    others = {
+        node.name
+        for node in everything
+        if node.drained and is_ours(node.reason) and not node.reason.startswith(GATE_REASON)
+    }
+    share = max(1, int(len(covered) * limits.max_drained_share))
+    return max(0, min(limits.max_drained_nodes - len(others), share - len(others & covered)))
+
+
+def effective(
+    config: Config, standings: Iterable[Standing], slots: int, now: str
+) -> dict[str, object]:
+    """Return the document ``control/effective.json``: mode and grants in force, for the nodes.
+
+    ``slots`` is the number of gates that may be closed at once (``gate_slots``).
+    """
     in_force = [one.grant for one in standings if one.in_force]
     return {
         "schema": "effective/v1",
         "mode": config.mode,
         "time": now,
-        "gate_slots": _gate_slots(config.guard, in_force),
+        "gate_slots": slots,
         "grants": [
             {
                 "actions": list(grant.actions),
@@ -136,8 +170,3 @@ def effective(config: Config, standings: Iterable[Standing], now: str) -> dict[s
             for grant in in_force
         ],
     }
-
-
-def _gate_slots(guard: Guard, grants: Iterable[Grant]) -> int:
-    gate: ActionName = "gate"
-    return guard.max_drained_nodes if any(gate in grant.actions for grant in grants) else 0

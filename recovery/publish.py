@@ -30,6 +30,7 @@ class Publisher:
         self._path = path
         self._waiting: list[bytes] = []
         self._next_renewal = 0.0
+        self._in_force: dict[str, object] = {}
         self._not_before = 0.0
 
     def add(self, decision: Decision) -> None:
@@ -39,10 +40,13 @@ class Publisher:
     def publish(self, effective: Mapping[str, object], today: str) -> str:
         """Write what is due; return what went wrong in one sentence, empty where nothing did.
 
+        What is in force is due when it changes, and in time before it expires.
+
         ``today`` is ``YYYY-MM-DD``. What could not be written is kept for the next time.
         """
         now = time.monotonic()
-        renewal_due = now >= self._next_renewal
+        in_force = {key: value for key, value in effective.items() if key != "time"}
+        renewal_due = now >= self._next_renewal or in_force != self._in_force
         if now < self._not_before or not (self._waiting or renewal_due):
             return ""
         lines = list(self._waiting)
@@ -63,6 +67,7 @@ class Publisher:
         del self._waiting[: len(lines)]
         if renewal_due:
             self._next_renewal = now + RENEW_SECONDS
+            self._in_force = in_force
         return ""
 
 

@@ -162,6 +162,21 @@ def test_a_check_that_finds_something_is_never_without_effect(node: Node) -> Non
     assert node.heartbeat()["verdict"] == "fatal"
 
 
+def test_a_storm_of_one_xid_is_one_record_that_counts_it(node: Node) -> None:
+    log = node.root / "kern.log"
+    log.touch(mode=0o600)
+    settings = f'[probes.kernel_log]\npath = "{log}"\n'
+    node.configure(f'[hooks]\nscontrol = "{node.root}/scontrol"\n{settings}')
+    node.run("health_check")
+    line = "[  100.5] NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000010, MMU Fault"
+    log.write_text(f"{line}\n" * 20_000)
+    for _ in range(3):
+        node.run("health_check")
+    (record,) = node.records()
+    (found,) = record["findings"]
+    assert (found["code"], found["count"]) == ("gpu.application_fault", 20_000)
+
+
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
 @pytest.mark.parametrize("comment", SWITCHES)
 def test_no_comment_of_a_user_switches_a_check_off(node: Node, hook: str, comment: str) -> None:

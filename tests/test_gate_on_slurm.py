@@ -37,7 +37,7 @@ max_drained_nodes = {SLOTS}
 max_drained_share = 1.0
 [[grant]]
 partitions = ["train"]
-actions = ["gate"]
+actions = ["gate", "drain"]
 accept_untested = "a cluster for tests"
 """
 
@@ -168,6 +168,38 @@ def test_a_slot_is_free_again_once_its_node_is_back_in_service(acting: Cluster) 
     acting.mend_gpus("n1")
     acting.run("scontrol", "update", "nodename=n1", "state=resume")
     acting.wait(lambda: not slot.exists(), WAIT_SECONDS, "the slot is free")
+
+
+@pytest.mark.parametrize(
+    ("guard", "drained", "slots"),
+    [
+        (f"max_drained_nodes = {SLOTS}\nmax_drained_share = 1.0", (), SLOTS),
+        (f"max_drained_nodes = {SLOTS}\nmax_drained_share = 1.0", ("n3",), SLOTS - 1),
+        ("max_drained_nodes = 8\nmax_drained_share = 0.5", (), 2),
+        ("max_drained_nodes = 8", (), 1),
+        ("max_drained_nodes = 8", ("n2", "n3"), 0),
+    ],
+)
+def test_gates_get_what_the_guard_leaves_of_the_partitions_nodes(
+    cluster: Cluster, guard: str, drained: tuple[str, ...], slots: int
+) -> None:
+    before, _, after = ACT.partition("[guard]")
+    cluster.configure(f"{before}[guard]\n{guard}\n{after[after.index('[[grant]]') :]}")
+    for node in drained:
+        reason = "reason=recovery: 01K0000000: another fault"
+        cluster.run("scontrol", "update", f"nodename={node}", "state=drain", reason)
+    leave = cluster.spool / "control" / "effective.json"
+    with cluster.aggregator():
+        cluster.wait(leave.exists, WAIT_SECONDS, "the aggregator gives leave")
+        assert json.loads(leave.read_text())["gate_slots"] == slots
+        for node in drained:
+            cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+        more = {("n3",): SLOTS, ("n2", "n3"): 1}.get(drained, slots)
+        cluster.wait(
+            lambda: json.loads(leave.read_text())["gate_slots"] == more,
+            5,
+            "what changes is told at once",
+        )
 
 
 def test_a_whole_new_cluster_of_broken_nodes_is_left_alone_by_default(cluster: Cluster) -> None:

@@ -205,10 +205,12 @@ def test_a_reason_is_ours_only_if_it_begins_as_ours_do(reason: str) -> None:
 def test_nodes_are_told_only_of_grants_in_force_and_get_gate_slots_only_with_gate() -> None:
     config = Config(mode="act", guard=Guard(max_drained_nodes=3))
     waiting, without = standing(Grant(("gate",)), Agreement()), standing(grant(), Agreement())
-    told = guard.effective(config, [waiting, without], "2026-12-02T00:00:00.000000Z")
+    told = guard.effective(config, [waiting, without], 0, "2026-12-02T00:00:00.000000Z")
     assert (told["mode"], told["gate_slots"]) == ("act", 0)
     assert told["grants"] == [
         {"actions": ["drain"], "partitions": [], "users": [], "accounts": [], "qos": []}
     ]
+    nodes = [node(f"n{number}") for number in range(100)]
+    assert guard.gate_slots(config.guard, [waiting, without], nodes) == 0
     gate = standing(grant("gate"), Agreement())
-    assert guard.effective(config, [gate], "x")["gate_slots"] == 3
+    assert guard.gate_slots(config.guard, [gate], nodes) == 3
