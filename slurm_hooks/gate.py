@@ -204,10 +204,15 @@ def take_slot(folder: Path, record: FaultRecord, slots: int) -> None:
         "time": utc(),
         "record": record.id,
     }
-    paths = [folder / f"slot-{number}" for number in range(min(slots, SLOTS_LIMIT))]
-    if any(_holder(path) == record.node for path in paths):
+    try:
+        held = [path for path in folder.iterdir() if path.name.startswith("slot-")]
+    except OSError as error:
+        raise GateError(f"{folder}: {error.strerror}") from error
+    if any(_holder(path) == record.node for path in held):
         return
-    for path in paths:
+    # There may be more than slots: their number has shrunk since.
+    free = min(slots, SLOTS_LIMIT) if len(held) < slots else 0
+    for path in [folder / f"slot-{number}" for number in range(free)]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(path, flags, 0o644)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
-from slurm_hooks import gate
-from slurm_hooks.record import seconds_of
+from slurm_hooks import gate, spool
+from slurm_hooks.record import seconds_of, utc
 
 pytestmark = pytest.mark.slurm
 
@@ -101,8 +101,8 @@ def gated(cluster: Cluster) -> list[str]:
     return [node for node, shown in states.items() if shown.get("Reason", "").startswith(ours)]
 
 
-def completed(cluster: Cluster, job: int) -> Callable[[], bool]:
-    return lambda: cluster.job(job)["JobState"] == "COMPLETED"
+def ended(cluster: Cluster, job: int, state: str = "COMPLETED") -> Callable[[], bool]:
+    return lambda: cluster.job(job)["JobState"] == state
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -114,7 +114,7 @@ def test_a_job_that_a_gated_node_sends_back_starts_elsewhere_within_seconds(
     began.unlink(missing_ok=True)
     script = f"date +%s.%N > {began}"
     job = acting.submit(f"--nodes={nodes}", "--gpus-per-node=8", "--wrap", script)
-    acting.wait(completed(acting, job), WAIT_SECONDS, "the job has run")
+    acting.wait(ended(acting, job), WAIT_SECONDS, "the job has run")
     shown = acting.job(job)
     assert "n1" not in shown["NodeList"] and shown["Restarts"] == "1"
     assert shown["ExcNodeList"] == "n1"
@@ -147,7 +147,7 @@ def test_a_driver_that_breaks_everywhere_drains_no_more_nodes_than_there_are_slo
         acting.break_gpu(node, 3, "lost")
     jobs = [acting.submit("--gpus-per-node=8", "--wrap", "true") for _ in acting.node_names]
     for job in jobs:
-        acting.wait(completed(acting, job), WAIT_SECONDS, f"job {job} has run somewhere")
+        acting.wait(ended(acting, job), WAIT_SECONDS, f"job {job} has run somewhere")
     assert len(gated(acting)) == SLOTS == len(slots(acting))
     changes = acting.mutations() - before
     assert changes["REQUEST_UPDATE_NODE"] == SLOTS, "nobody was drained and brought back"
@@ -158,12 +158,12 @@ def test_a_driver_that_breaks_everywhere_drains_no_more_nodes_than_there_are_slo
 def test_a_slot_is_free_again_once_its_node_is_back_in_service(acting: Cluster) -> None:
     acting.break_gpu("n1", 3, "lost")
     job = acting.submit("--gpus-per-node=8", "--wrap", "true")
-    acting.wait(completed(acting, job), WAIT_SECONDS, "the job has run elsewhere")
+    acting.wait(ended(acting, job), WAIT_SECONDS, "the job has run elsewhere")
     (slot,) = slots(acting)
     assert json.loads(slot.read_text())["node"] == "n1"
     os.utime(slot, (1e9, 1e9))
     again = acting.submit("--gpus-per-node=8", "--wrap", "true")
-    acting.wait(completed(acting, again), WAIT_SECONDS, "passes go on")
+    acting.wait(ended(acting, again), WAIT_SECONDS, "passes go on")
     assert slot.exists(), "its node is drained still"
     acting.mend_gpus("n1")
     acting.run("scontrol", "update", "nodename=n1", "state=resume")
@@ -214,7 +214,7 @@ def test_a_whole_new_cluster_of_broken_nodes_is_left_alone_by_default(cluster: C
 
     with cluster.aggregator():
         job = cluster.submit("--nodes=4", "--gpus-per-node=8", "--wrap", "srun true")
-        cluster.wait(completed(cluster, job), WAIT_SECONDS, "the job runs")
+        cluster.wait(ended(cluster, job), WAIT_SECONDS, "the job runs")
         everywhere = set(cluster.node_names)
         cluster.wait(lambda: telling() == everywhere, WAIT_SECONDS, "every node tells")
         path = cluster.spool / "control" / "effective.json"
@@ -246,6 +246,31 @@ def test_a_check_at_the_start_of_slurmd_waits_for_no_controller_and_is_made_up_f
         os.kill(controller, signal.SIGCONT)
     acting.wait(lambda: gated(acting) or check_again(acting, "n1"), WAIT_SECONDS, "n1 is drained")
     assert gated(acting) == ["n1"]
+
+
+def test_hooks_ask_slurmctld_nothing_until_there_is_something_fatal(cluster: Cluster) -> None:
+    document = {"schema": "effective/v1", "mode": "act", "time": utc(), "gate_slots": SLOTS}
+    leave = json.dumps({**document, "grants": [{"actions": ["gate"]}]}).encode()
+    spool.write(cluster.spool / "control", "effective.json", leave)
+
+    def asked_since(start: int) -> list[str]:
+        return re.findall(
+            r"REQUEST_NODE_INFO\w*|REQUEST_UPDATE_NODE", cluster.slurmctld_log[start:]
+        )
+
+    start = len(cluster.slurmctld_log)
+    for script, state in (("srun true", "COMPLETED"), ("exit 3", "FAILED")):
+        job = cluster.submit("--nodes=4", "--gpus-per-node=8", "--wrap", script)
+        cluster.wait(ended(cluster, job, state), WAIT_SECONDS, "the job's end")
+    for node in cluster.node_names:
+        check_again(cluster, node)
+    assert asked_since(start) == []
+    cluster.break_gpu("n1", 3, "lost")
+    check_again(cluster, "n1")
+    check_again(cluster, "n1")
+    asked = asked_since(start)
+    assert len(asked) == 2, "one look, one change, and nothing when it is no news"
+    assert asked[1] == "REQUEST_UPDATE_NODE"
 
 
 def check_again(cluster: Cluster, node: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slurm_hooks import probes
 from tests.node import PROGRAMS, Node
 
 FATAL = {"code": "site.gone", "severity": "fatal", "summary": "GPU 3 is gone", "gpu": 3}
@@ -55,6 +56,17 @@ def test_a_probe_by_hand_that_hangs_is_named(node: Node) -> None:
     done = call(node, "probe", "site")
     assert done.returncode == 1
     assert "site.stuck" in done.stdout and "hang" in done.stdout
+
+
+def test_each_probe_is_listed_with_what_an_admin_wants_to_know(node: Node) -> None:
+    node.configure('[probes.nvml]\nhooks = ["epilog"]\ndeadline = 3\n')
+    document = json.loads(call(node, "probe", "--list", "--json").stdout)
+    listed = {row["name"]: row for row in document["probes"]}
+    assert list(listed) == [*probes.NAMES, "site"]
+    assert listed["nvml"]["hooks"] == ["epilog"] and listed["nvml"]["deadline"] == 3
+    assert all(row["needs"] and row["cost"] and row["codes"] for row in listed.values())
+    text = call(node, "probe", "--list", "kernel_log").stdout
+    assert "gpu.fell_off_bus" in text and "nvml" not in text.split()
 
 
 @pytest.mark.parametrize("arguments", [("probe", "nvlm"), ("probe", "--nope"), ("nope",)])

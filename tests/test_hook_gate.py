@@ -167,6 +167,30 @@ def test_slurm_that_was_away_is_asked_again_and_that_is_said_once(node: Node) ->
     assert codes == ["site.gone", "hook.gate_failed"]
 
 
+@pytest.mark.parametrize(
+    ("held", "slots", "free"),
+    [
+        (["n7"], 2, True),
+        (["n7", "n8"], 2, False),
+        (["", "n8", "n9"], 2, False),
+        (["", "", "n1"], 1, True),
+        ([], 0, False),
+    ],
+)
+def test_nodes_that_hold_slots_count_whichever_they_hold(
+    node: Node, held: list[str], slots: int, free: bool
+) -> None:
+    for number, holder in enumerate(held):
+        if holder:
+            path = node.spool / "control/gate" / f"slot-{number}"
+            path.write_text(json.dumps({"node": holder}))
+    answer = "NodeName=n1 State=IDLE Partitions=train Reason="
+    (node.root / "scontrol").write_text(f"#!/bin/sh\necho {answer}\n")
+    permit(node.spool, permission(gate_slots=slots))
+    node.finds(FATAL)
+    assert node.run("prolog", **job()).status == int(free)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     probes = tmp_path_factory.mktemp("site") / "probes.d"
