@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
