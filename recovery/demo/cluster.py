@@ -231,7 +231,7 @@ class Cluster:
         """Return what ``scontrol show node`` says, by its own names."""
         return slurm_text.fields(self.run("scontrol", "show", "node", name).stdout)
 
-    def wait(self, condition: Callable[[], T], timeout_seconds: float, what: str) -> T:
+    def wait(self, condition: Callable[[], T | None], timeout_seconds: float, what: str) -> T:
         """Return the first true value of ``condition``, asked again and again.
 
         Raises:
