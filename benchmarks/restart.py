@@ -6,7 +6,7 @@ Each run submits a job that loses a GPU, on a private cluster: once beside an ag
 act, once with a plain ``scontrol requeue`` as soon as slurmctld shows FAILED, which is the fastest
 that a person could be. For the first, seconds run from the end of the failed batch script to the
 first line of the next attempt, both written by the job itself. The second is made to wait by Slurm
-(Reason=BeginTime); that time is read from scontrol (StartTime - EndTime) and not waited for, so
+(Reason=BeginTime); that time is read from scontrol (EligibleTime - EndTime) and not waited for, so
 its figure lacks the start of the job.
 """
 
@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.demo.cluster import Cluster
-from recovery.demo.scenes import ACT
+from recovery.demo.scenes import ACT, XID_79
 
 LIMIT_SECONDS = 60.0
-XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 
 SCRIPT = """#!/bin/bash
 # The first attempt waits for its fault and fails of it, the next one says that it has begun.

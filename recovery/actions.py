@@ -89,7 +89,7 @@ def reason_text(decision: Decision, node: str) -> str:
 
 def comment_text(decision: Decision) -> str:
     """Return the AdminComment of a held job: the why, and how to go on."""
-    release = f"mend it, then: scontrol release {decision.job_target}"
+    release = f"Mend it, then: scontrol release {decision.job_target}"
     return f"{OUR_REASON} {decision.id}: {decision.job.reason}. {release}"
 
 

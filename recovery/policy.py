@@ -217,7 +217,7 @@ def _job_answer(
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")
     if rule.job == "hold":
-        return JobAnswer("hold", f"{cause.summary}: a restart would fail again; mend, then release")
+        return JobAnswer("hold", f"{cause.summary}: a restart would fail again")
     if wishes.mode == "hold":
         return JobAnswer("hold", f"{cause.summary}; its owner asked to be asked (recovery=hold)")
     if incident.checkpoints_broken:

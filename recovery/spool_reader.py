@@ -84,7 +84,9 @@ class SpoolReader:
                 return steps[name](spool, *arguments)
         except OSError as error:
             where = self.spool / str(error.filename or "")
-            problem = f"{where}: {error.strerror}; is the spool mounted, and made by recovery init?"
+            problem = (
+                f"{where}: {error.strerror}; is the spool mounted, and made (docs/install.md)?"
+            )
             return {"problems": [problem], "away": True}
 
     def replay(self, spool: int, covered: Mapping[str, int], oldest: str, limit: int) -> Reply:

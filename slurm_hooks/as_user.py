@@ -12,7 +12,6 @@ the child that opens it holds no right that the user lacks, no way back to one, 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import pwd
@@ -60,6 +59,10 @@ def become(uid: int) -> None:
     """
     if uid == 0:
         raise NotAllowed("files of a job of root are not read")
+    # Here, since most probes find no job to look at, and before the user's rights, which may not
+    # reach Python's own files.
+    import ctypes
+
     _limit_resources()
     if os.geteuid() != uid:
         if os.geteuid() != 0:

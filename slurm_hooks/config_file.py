@@ -6,9 +6,12 @@ Apart from ``config`` so that a hook can have the file read while it loads what 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-DEFAULT_PATH = Path("/etc/slurm/recovery.toml")
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without typing, which a quiet prolog has no time for
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_NAME = "/etc/slurm/recovery.toml"
 
 PATH_VARIABLE = "SLURM_RECOVERY_CONFIG"
 """Environment variable that names another file; a wrapper script of a hook may set it."""
@@ -17,9 +20,16 @@ SIZE_LIMIT_BYTES = 512 * 1024
 """Largest configuration file read; a real one is a few kilobytes."""
 
 
-def path() -> Path:
+def name() -> str:
     """Return the file to read: SLURM_RECOVERY_CONFIG, else /etc/slurm/recovery.toml."""
-    return Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
+    return os.environ.get(PATH_VARIABLE) or DEFAULT_NAME
+
+
+def path() -> Path:
+    """Return the file to read as a path."""
+    from pathlib import Path
+
+    return Path(name())
 
 
 def read(path: Path) -> bytes:

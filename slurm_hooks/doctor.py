@@ -147,10 +147,15 @@ def _spool(config: Config, node: str) -> Check:
     except OSError as error:
         says = f"{incoming}: {error.strerror}; records wait in the buffer"
         return Check(
-            "spool", "broken", says, "mount the spool, or once on the controller: recovery init"
+            "spool", "broken", says, "mount the spool, or make it: docs/install.md, step 2"
         )
     if not stat.S_ISDIR(found.st_mode):
-        return Check("spool", "broken", f"{incoming} is not a folder", "recovery init")
+        return Check(
+            "spool",
+            "broken",
+            f"{incoming} is not a folder",
+            "make the spool: docs/install.md, step 2",
+        )
     if spool.authenticate == "owner":
         if found.st_uid not in spool.trusted_uids:
             says = f"{incoming} belongs to uid {found.st_uid}, who is not trusted"

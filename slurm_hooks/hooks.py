@@ -50,22 +50,23 @@ _GATE = "gate"
 """Name of the state that ``gate`` keeps while something fatal stands."""
 
 
-def prolog() -> NoReturn:
-    """Before a job starts on this node: report what is found.
+def prolog(started: float) -> NoReturn:
+    """Before a job starts on this node: report what is found. ``quiet`` has its first lines.
 
-    Exits 1, which keeps the job from starting here, only where ``gate`` says so.
+    Exits 1, which keeps the job from starting here, only where ``gate`` says so. ``started`` is a
+    moment of ``time.monotonic()``.
     """
-    _leave(_run("prolog"))
+    _leave(_run("prolog", started))
 
 
 def epilog() -> NoReturn:
     """After a job has ended on this node: report on a job that failed or opted in, whatever."""
-    _leave(_run("epilog"))
+    _leave(_run("epilog", time.monotonic()))
 
 
 def health_check() -> NoReturn:
     """Every minute or so: report what is new, refresh the heartbeat."""
-    _leave(_run("health_check"))
+    _leave(_run("health_check", time.monotonic()))
 
 
 def task_prolog() -> NoReturn:
@@ -98,8 +99,7 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _run(hook: str) -> int:
-    started = time.monotonic()
+def _run(hook: str, started: float) -> int:
     gc.disable()  # a hook's life is too short for garbage: saves 6 ms of 60, and children's memory
     try:
         _end_on_signals()
@@ -122,7 +122,8 @@ def _sense_and_report(hook: str, started: float) -> int:
         children.start("config", lambda: _read(path), CONFIG_SECONDS)
         from slurm_hooks import looking  # while the child reads
 
-        config, troubles = _configured(children.wait()["config"], path)
+        read = children.wait()["config"]
+        config, troubles = _configured(read, path)
     told, boot_id = _told(hook)
     budget = getattr(config.hooks.budget, hook)
     reserve = min(budget * RESERVE_SHARE, RESERVE_MOST_SECONDS)
@@ -157,7 +158,7 @@ def _sense_and_report(hook: str, started: float) -> int:
     elif _worth_reporting(report):
         work = delivery.Delivery(report, states=seen.states)
     else:
-        return 0
+        work = delivery.Delivery(None)
     if freshness:
         from slurm_hooks.freshness import with_pass
 
@@ -166,6 +167,8 @@ def _sense_and_report(hook: str, started: float) -> int:
     lost = delivery.deliver(work, config.spool, told.node, *ends)
     if lost:
         _say(hook, f"record {report.id} ({report.verdict}) is lost: {lost}")
+    if report.verdict == "ok" and not troubles:
+        _spare_prologs(hook, read.output[1:], config, states, boot_id, started + budget)
     if report.verdict != "fatal" or troubles:
         return 0
     return _gate(report, config, started + budget, is_news=work.record is not None)
@@ -180,6 +183,20 @@ def _is_spared(told: HookContext, states: Path, boot_id: str, freshness_seconds:
 
     fresh = run_one(lambda: freshly_passed(states, boot_id, freshness_seconds), CONFIG_SECONDS)
     return bool(fresh.output)
+
+
+def _spare_prologs(
+    hook: str, raw: bytes, config: Config, states: Path, boot_id: str, until: float
+) -> None:
+    """Note, for prologs to come, that they have nothing to do, where that is so."""
+    from slurm_hooks import looking, quiet
+    from slurm_hooks.deadline import run_one
+
+    fresh = config.hooks.freshness if looking.names_for("prolog", config) else None
+    if hook == "epilog" or fresh == 0:
+        return
+    seconds = max(0.1, min(CONFIG_SECONDS, until - time.monotonic()))
+    run_one(lambda: quiet.leave_note(raw, states, boot_id, fresh), seconds)
 
 
 def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> bytes:

@@ -44,6 +44,7 @@ class Node:
         self.buffer = self.root / "buffer"
         self.probes = self.root / "probes.d"
         self.config = self.root / "recovery.toml"
+        self.notes = self.root / "notes"
         spool.create(self.spool)
         self.probes.mkdir()
         self.configure()
@@ -81,7 +82,11 @@ class Node:
 
     def start(self, hook: str, **environ: str) -> subprocess.Popen[str]:
         """Start a hook as slurmd does: in a process group of its own, without a PATH."""
-        told = {"SLURMD_NODENAME": self.name, "SLURM_RECOVERY_CONFIG": str(self.config)}
+        told = {
+            "SLURMD_NODENAME": self.name,
+            "SLURM_RECOVERY_CONFIG": str(self.config),
+            "SLURM_RECOVERY_NOTES": str(self.notes),
+        }
         return subprocess.Popen(
             [PROGRAMS / f"slurm-hook-{hook.replace('_', '-')}"],
             env={**told, **environ},

@@ -10,6 +10,7 @@ end is that of a run that nobody disturbs.
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -105,7 +106,8 @@ def killed_after(number: int, told: Path) -> None:
 
 
 def aggregate(cluster: Cluster, kill_after: int, told: Path) -> None:
-    """Be the aggregator, in a process of its own."""
+    """Be the aggregator, in a process of its own; what it logs is shown where a test fails."""
+    logging.basicConfig(level=logging.INFO, force=True)
     killed_after(kill_after, told)
     config = load(cluster.config_path)
     scheduler = CliScheduler(environment=cluster.environment, timeout_seconds=20)

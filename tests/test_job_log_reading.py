@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from slurm_hooks import probes
+from slurm_hooks.joblog import signatures
 from slurm_hooks.joblog.paths import to_glob
+from slurm_hooks.probes.joblog_reading import code_of
 from tests.node import Node, job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a job's user")
@@ -168,3 +171,8 @@ def test_a_job_that_ended_well_has_its_log_left_alone(node: Node) -> None:
 def test_file_names_are_expanded_as_slurm_does(pattern: str, expected: str | None) -> None:
     names = {"j": "12", "A": "12", "a": "4294967294", "u": "ann"}
     assert to_glob(pattern, names, "/w") == expected
+
+
+def test_every_class_of_log_has_its_code() -> None:
+    classes = {code_of(name) for name in signatures.class_names()}
+    assert {*classes, "log.unreadable"} == set(probes.load("joblog").codes)

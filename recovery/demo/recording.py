@@ -32,7 +32,7 @@ SCHEMA = "recording/v1"
 
 T = TypeVar("T", Job, Node)
 
-_MAXIMUM_NAME = "9999-12-31T00:00:00.000000Z"
+_END_OF_TIME = "9999-12-31T00:00:00.000000Z"
 _NEUTRAL_FOLDER = "/shared/demo"
 """Stands for the recorded cluster's own folder, whose name means nothing elsewhere."""
 
@@ -181,7 +181,7 @@ def _taken_from(stage: Stage) -> Recording:
     state = stage.cluster.folder / "state"
     store = open_store(state / "index.sqlite", Journal(state / "journal"))
     try:
-        records = store.records(None, "", _MAXIMUM_NAME)
+        records = store.records(None, "", _END_OF_TIME)
     finally:
         store.close()
     jobs = stage.cluster.scheduler().jobs(stage.jobs)

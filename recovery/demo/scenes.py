@@ -32,7 +32,7 @@ FAULT_STEP = 30
 LIMIT_SECONDS = 60.0
 """Longest wait for one thing; on an idle machine the longest takes about ten seconds."""
 
-_XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 """What the driver logs when a GPU falls off the bus (Xid 79 of NVIDIA's catalogue)."""
 
 MONITOR = ""
@@ -247,7 +247,7 @@ def lose_gpu(stage: Stage, run: Run) -> str:
     stage.until(lambda: run.step >= FAULT_STEP, f"step {FAULT_STEP}", run)
     sick = stage.job(run).nodes[1]
     stage.cluster.break_gpu(sick, GPU, "lost")
-    stage.cluster.log_kernel(sick, _XID_79)
+    stage.cluster.log_kernel(sick, XID_79)
     stage.teller.say(f"step {run.step}: GPU {GPU} of {sick} falls off the bus (Xid 79)")
     return sick
 

@@ -8,9 +8,10 @@ and the answer says so.
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurm_hooks import as_user
 
 _CHUNK = 1 << 20
 
@@ -66,19 +67,13 @@ def excerpt(path: Path, limits: Limits) -> Excerpt:
         NotReadable: no such file, no permission, or not a regular file.
     """
     try:
-        # O_NONBLOCK: opening a FIFO that nobody writes to would wait (fifo(7)).
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with as_user.open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            return Excerpt(str(path), size, _pieces(file.fileno(), size, limits))
+    except as_user.NotRegular as problem:
+        raise NotReadable(str(problem)) from problem
     except OSError as problem:
         raise NotReadable(f"{path}: {problem.strerror}") from problem
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotReadable(f"{path}: not a regular file")
-        return Excerpt(str(path), status.st_size, _pieces(descriptor, status.st_size, limits))
-    except OSError as problem:
-        raise NotReadable(f"{path}: {problem.strerror}") from problem
-    finally:
-        os.close(descriptor)
 
 
 def _pieces(descriptor: int, size: int, limits: Limits) -> tuple[Piece, ...]:

@@ -15,12 +15,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks import as_user, catalog, optin, progress
+from slurm_hooks.joblog import paths
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.record import Evidence, Finding, utc
 
@@ -38,13 +39,16 @@ _ANSWER_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class _Job:
-    """What is remembered of a job: whose it is, and what its owner asked for."""
+    """What is remembered of a job: whose it is, and what its owner asked for.
+
+    ``outputs`` are shell patterns of its standard output and error.
+    """
 
     id: int
     uid: int
     comment: str
     work_dir: str | None
-    stdout: str | None
+    outputs: Sequence[str]
     since: float
 
 
@@ -100,7 +104,14 @@ def _job_of(look: Look) -> tuple[_Job | None, tuple[Finding, ...]]:
             raise Skipped("the job has not opted in")
         return None, problems
     context = look.context
-    job = _Job(told.id, told.uid, told.comment or "", context.work_dir, context.output, time.time())
+    known = paths.letters(context)
+    patterns = [
+        paths.to_glob(pattern, known, context.work_dir)
+        for pattern in (context.output, context.stderr)
+        if pattern
+    ]
+    outputs = tuple(dict.fromkeys(pattern for pattern in patterns if pattern))
+    job = _Job(told.id, told.uid, told.comment or "", context.work_dir, outputs, time.time())
     return job, problems
 
 
@@ -151,14 +162,12 @@ def _progress_file(path: str) -> progress.Progress | None:
 
 def _progress_in_logs(job: _Job, wishes: optin.OptIn) -> progress.Progress | None:
     """The step in the log written to last that tells one."""
-    patterns = [*wishes.logs]
-    if job.stdout and not re.search(r"%[^j]", job.stdout):
-        patterns.append(glob.escape(job.stdout.replace("%j", str(job.id))))
-    paths: list[str] = []
-    for pattern in patterns:
-        found = glob.iglob(_absolute(job, pattern))  # noqa: PTH207 - an absolute pattern
-        paths += itertools.islice(found, _LOGS_LIMIT)
-    ends = [_end_of(path, progress.LOG_BYTES) for path in paths]
+    folder = Path(glob.escape(job.work_dir or "/"))
+    files: dict[str, None] = {}
+    for pattern in (*wishes.logs, *job.outputs):
+        found = glob.iglob(str(folder / pattern))  # noqa: PTH207 - an absolute pattern
+        files.update(dict.fromkeys(itertools.islice(found, _LOGS_LIMIT)))
+    ends = [_end_of(file, progress.LOG_BYTES) for file in files]
     for content, modified in sorted(ends, key=lambda end: end[1] or 0.0, reverse=True):
         told = progress.in_text(content.decode("utf-8", "replace"), modified)
         if told:

@@ -126,6 +126,11 @@ def survey(uid: int) -> Table:
     return Table(tuple(processes), tuple(steps), parents)
 
 
+_NODE_SCRIPTS = (b"prolog_slurmd", b"epilog_slurmd")
+"""SLURM_SCRIPT_CONTEXT of slurmd's own scripts, such as this hook: told of a job, and none
+of its processes. They run as the job's user where slurmd itself does."""
+
+
 def waits_in(pid: int) -> str:
     """Return the kernel function that a process waits in, empty where that is not readable."""
     place = _read(pid, "wchan").strip()
@@ -146,7 +151,8 @@ def _process(
         # environ waits for a lock that a stuck process may hold.
         if job is None and state != "D" and set(uids) == {uid}:
             environ = _environ(pid)
-            job, by = _number(environ.get(b"SLURM_JOB_ID")), "environment"
+            if environ.get(b"SLURM_SCRIPT_CONTEXT") not in _NODE_SCRIPTS:
+                job, by = _number(environ.get(b"SLURM_JOB_ID")), "environment"
             restart = _number(environ.get(b"SLURM_RESTART_COUNT")) or 0
     return Process(
         *(pid, parent, name, state, uids, int(rest[19])),
