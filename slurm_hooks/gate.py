@@ -47,7 +47,10 @@ OUR_REASON = "recovery:"
 _REASON_LIMIT = 200
 
 _STATE = "gate"
-"""Name of the state that tells whether this boot's gate has been closed, or when it failed to."""
+"""Name of the state that tells whether the gate has been closed in this boot, or when it failed to.
+
+Emptied by the first health check that finds nothing fatal (``hooks``).
+"""
 
 
 class NotAllowed(Exception):
@@ -80,7 +83,7 @@ def attempt(
 ) -> Closed | None:
     """Close the gate, or return None where there is nothing to do or to say.
 
-    A health check whose finding is no news asks Slurm nothing once this boot's gate is closed.
+    A health check whose finding is no news asks Slurm nothing once the gate is closed for it.
     Where it could not be closed it tries again each time, but says so at most every
     ``hooks.repeat`` seconds. The folder ``states`` keeps what that needs.
 

@@ -46,6 +46,9 @@ _QUIET = ("ok", "skipped")
 _MEMORY = "reported"
 """Name of the state that holds what health checks have reported."""
 
+_GATE = "gate"
+"""Name of the state that ``gate`` keeps while something fatal stands."""
+
 
 def prolog(started: float) -> NoReturn:
     """Before a job starts on this node: report what is found. ``quiet`` has its first lines.
@@ -265,12 +268,14 @@ def _what_is_news(
     from slurm_hooks import history
     from slurm_hooks.delivery import Delivery, heartbeat
 
-    remembered = json.loads(memory or b"{}")
+    remembered, gate = json.loads(memory or b"[{}, {}]")
     judged = history.review(
         remembered, report.boot_id, report.findings, report.probes, time.time(), repeat_seconds
     )
     if judged.memory != remembered:
         states = {**states, _MEMORY: judged.memory}
+    if gate and report.verdict != "fatal":
+        states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
     news = replace(report, findings=judged.findings) if judged.due else None
     return Delivery(news, heartbeat(report), states)
 
@@ -280,7 +285,7 @@ def _remembered(states: Path) -> bytes:
 
     from slurm_hooks.looking import kept
 
-    return json.dumps(kept(states, _MEMORY)).encode()
+    return json.dumps([kept(states, _MEMORY), kept(states, _GATE)]).encode()
 
 
 def _read(path: Path) -> bytes:

@@ -167,6 +167,22 @@ def test_slurm_that_was_away_is_asked_again_and_that_is_said_once(node: Node) ->
     assert codes == ["site.gone", "hook.gate_failed"]
 
 
+def test_a_fault_that_was_mended_and_is_back_closes_the_gate_again(node: Node) -> None:
+    asked = node.root / "asked"
+    answer = "NodeName=n1 State=IDLE Partitions=train Reason="
+    (node.root / "scontrol").write_text(f"#!/bin/sh\necho $1 >> {asked}\necho {answer}\n")
+    permit(node.spool, permission())
+    for _ in range(2):
+        node.finds(FATAL)
+        node.run("health_check")
+        node.run("health_check")
+        node.finds()
+        node.run("health_check")
+    assert asked.read_text().split() == ["show", "update"] * 2
+    codes = [finding["code"] for record in node.records() for finding in record["findings"]]
+    assert codes.count("hook.gate_closed") == 2
+
+
 @pytest.mark.parametrize(
     ("held", "slots", "free"),
     [
