@@ -188,11 +188,21 @@ def test_checkpoints_that_are_all_broken_are_told_and_none_yet_is_another_thing(
 
 
 @as_root
-def test_the_log_tells_the_progress_where_nothing_better_does(node: Node, home: Path) -> None:
-    (home / "run.out").write_text("step=41 loss=2\nstep=42 loss=2\nTraceback\n")
-    record = epilog(
-        node, "recovery=requeue", SLURM_JOB_STDOUT="run.out", SLURM_JOB_WORK_DIR=str(home)
-    )
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"SLURM_JOB_STDOUT": "run.out"}, "run.out"),
+        ({"SLURM_JOB_STDOUT": "%x-%6j.out"}, "a name-000007.out"),
+        ({"SLURM_JOB_STDOUT": "/dev/null", "SLURM_JOB_STDERR": "%j.err"}, "7.err"),
+        ({}, "slurm-7.out"),
+    ],
+    ids=["plain", "pattern", "error", "default"],
+)
+def test_the_log_tells_the_progress_where_nothing_better_does(
+    node: Node, home: Path, told: dict[str, str], name: str
+) -> None:
+    (home / name).write_text("step=41 loss=2\nstep=42 loss=2\nTraceback\n")
+    record = epilog(node, "recovery=requeue", **told, SLURM_JOB_WORK_DIR=str(home))
     assert codes(record)["progress.seen"]["step"] == 42
 
 
