@@ -24,7 +24,7 @@ import time
 
 from slurm_hooks import config_file
 
-TYPE_CHECKING = False  # see config_file; only what every Python has loaded is imported up here
+TYPE_CHECKING = False  # see config_file; what is imported up here costs a quiet prolog nothing
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
