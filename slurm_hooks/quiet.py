@@ -18,12 +18,13 @@ job to report on, a heartbeat to refresh.
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import time
 
 from slurm_hooks import config_file
 
-TYPE_CHECKING = False  # see config_file; only what every Python has loaded is imported up here
+TYPE_CHECKING = False  # see config_file; what is imported up here costs a quiet prolog nothing
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
@@ -45,6 +46,8 @@ _FOR_EVER = float("inf")
 def prolog() -> NoReturn:
     """Before a job starts on this node: end at once if there is nothing to do, else ``hooks``."""
     started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # until hooks has its own way
+        signal.signal(number, lambda _number, _frame: os._exit(0))
     if _has_nothing_to_do():
         os._exit(0)
     from slurm_hooks import hooks
@@ -106,9 +109,7 @@ def _has_nothing_to_do() -> bool:
         answer = os.read(reading, 1) if answered else b""
         os.close(reading)
         if answer != b"=":
-            from signal import SIGKILL
-
-            os.kill(child, SIGKILL)
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, os.WNOHANG)
         return answer == b"="
     except BaseException:  # the ordinary prolog meets what is wrong here too, and records it
