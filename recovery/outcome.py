@@ -48,7 +48,10 @@ def outcomes(
 
 
 def _step_beyond(decision: Decision, records: Iterable[FaultRecord]) -> int | None:
-    """The highest step that the next attempt was seen at, if it is beyond the failed one's."""
+    """The highest step that the next attempt was seen at, if it is beyond the failed one's.
+
+    What was written before the decision is the failed attempt's, whoever reads it later.
+    """
     attempt = decision.attempt
     if attempt is None:
         return None
@@ -61,6 +64,7 @@ def _step_beyond(decision: Decision, records: Iterable[FaultRecord]) -> int | No
         and finding.job_id == attempt.job_id
         and finding.step is not None
         and (record.job is None or record.job.restart > attempt.restart)
+        and all(seen.time is None or seen.time > decision.time for seen in finding.evidence)
     ]
     highest = max(steps, default=None)
     floor = decision.progress_step if decision.progress_step is not None else -1

@@ -68,6 +68,7 @@ def attribute(events: Sequence[Event], around: Surroundings, catalogue: Catalogu
         _schedulers_word(events, places)
         or _hardware(events, places)
         or _deterministic(events, around, places)
+        or _died_first(events)
         or _collective(events, around, places)
         or _end(events)
     )
@@ -317,29 +318,7 @@ def _lonely(event: Event, places: Places) -> Cause:
     return _cause(event, confidence="unknown")
 
 
-def _collective(events: Sequence[Event], around: Surroundings, places: Places) -> Cause | None:
-    event = _first(events, *_TIER_THREE)
-    if event is None:
-        return None
-    timeout = _first(events, "collective.timeout") or event
-    barrier = next((e for e in events if e.signature.blame == "rank"), None)
-    if barrier is not None:
-        ranks = [int(rank) for rank in barrier.captures["ranks"].replace(",", " ").split()]
-        if len(ranks) == 1:
-            return _suspect(barrier, ranks, "did not come to the barrier", places)
-        return _cause(barrier, confidence="unknown")
-    died = _died_first(events)
-    if died is not None:
-        return _cause(died, fault_class="unknown", confidence="unknown")
-    seen = collectives.picture(events, around.layout)
-    if seen.mismatch:
-        return _cause(timeout, fault_class="program.desync", confidence="probable")
-    if seen.suspects:
-        return _suspect(timeout, seen.suspects, seen.why, places)
-    return _cause(timeout)
-
-
-def _died_first(events: Sequence[Event]) -> Event | None:
+def _died_first(events: Sequence[Event]) -> Cause | None:
     """The task that a signal ended before srun ended the others: its peers' errors echo its death.
 
     Nothing tells who sent the signal or why, so it names no cause and blames no node. SIGABRT and
@@ -352,11 +331,31 @@ def _died_first(events: Sequence[Event]) -> Event | None:
             return None
         alone = event.captures.get("tasks", "").isdigit()
         if alone and event.captures.get("signal") not in (None, "Terminated", "Aborted"):
-            return event
+            return _cause(event, fault_class="unknown", confidence="unknown")
     return None
 
 
 _ENDS_OTHERS = ("collective.timeout", "scheduler.cancelled")
+
+
+def _collective(events: Sequence[Event], around: Surroundings, places: Places) -> Cause | None:
+    event = _first(events, *_TIER_THREE)
+    if event is None:
+        return None
+    timeout = _first(events, "collective.timeout") or event
+    barrier = next((e for e in events if e.signature.blame == "rank"), None)
+    if barrier is not None:
+        ranks = [int(rank) for rank in barrier.captures["ranks"].replace(",", " ").split()]
+        if len(ranks) == 1:
+            return _suspect(barrier, ranks, "did not come to the barrier", places)
+        return _cause(barrier, confidence="unknown")
+    seen = collectives.picture(events, around.layout)
+    if seen.mismatch:
+        return _cause(timeout, fault_class="program.desync", confidence="probable")
+    if seen.suspects:
+        return _suspect(timeout, seen.suspects, seen.why, places)
+    return _cause(timeout)
+
 
 _TIER_THREE = ("collective.timeout", "collective.failed", "collective.peer_lost", "rendezvous")
 
