@@ -22,7 +22,8 @@ NOBODY = 65534
 
 OPTED_IN = "recovery=requeue"
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
+"""A busy machine takes its time; an idle one needs about three seconds for a whole recovery."""
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 
