@@ -76,6 +76,8 @@ class Aggregator:
         self._gate_slots = 0
         since, until = utc(clock() - LOOK_BACK_SECONDS), utc(clock() + _DAY_SECONDS)
         self._take_in(self._ledger.store.records(None, since, until))
+        published = self._ledger.store.meta("published") or ""
+        self._ledger.republish(since, min(published, utc(clock() - actions.GIVE_UP_SECONDS)))
 
     def close(self) -> None:
         """Let go of the spool and the index."""
@@ -106,6 +108,8 @@ class Aggregator:
         )
         problems += [written] if written else []
         self._say_once(problems)
+        if self._publisher.level:
+            store.put_meta("published", now)
         store.put_meta("last_pass", now)
         store.put_meta("problems", "\n".join(problems))
         busy = got.more or bool(self._watch) or bool(self._sick) or under_way

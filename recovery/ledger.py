@@ -18,6 +18,8 @@ from slurm_hooks.record import utc
 
 log = logging.getLogger("recovery.ledger")
 
+_REPUBLISHED_LIMIT = 1000
+
 
 class Ledger:
     """Journal and index in the folder ``state``, the readable record in the spool's ``publisher``.
@@ -58,6 +60,17 @@ class Ledger:
         """Record that a circuit breaker has opened."""
         self._record({"type": "breaker", "kind": kind, "tripped": True, "why": why})
         log.error("circuit breaker: %s; `recovery resume --why …` closes it", why)
+
+    def republish(self, since: str, published: str) -> None:
+        """Tell the readable record again what changed after ``published``, or shortly before.
+
+        A crash may have come between the journal and the spool: better told twice than never.
+        ``since`` bounds the decisions looked at; both are times as ``record.utc`` writes them.
+        """
+        for decision in reversed(self.store.decisions(since=since, limit=_REPUBLISHED_LIMIT)):
+            times = [decision.time, *(outcome.time for outcome in decision.outcomes)]
+            if decision.open or max(times) >= published:
+                self._publisher.add(decision)
 
     def catch_up(self) -> None:
         """Take in what another process has journaled, such as `recovery resume`."""

@@ -70,12 +70,19 @@ class Publisher:
             self._in_force = in_force
         return ""
 
+    @property
+    def level(self) -> bool:
+        """Whether everything that was added has been written."""
+        return not self._waiting
+
 
 def _append(path: Path, lines: Sequence[bytes]) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
-        os.write(descriptor, b"".join(lines))
+        content = memoryview(b"".join(lines))
+        while content:
+            content = content[os.write(descriptor, content) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -202,7 +202,8 @@ def test_the_log_tells_the_progress_where_nothing_better_does(
     node: Node, home: Path, told: dict[str, str], name: str
 ) -> None:
     (home / name).write_text("step=41 loss=2\nstep=42 loss=2\nTraceback\n")
-    record = epilog(node, "recovery=requeue", **told, SLURM_JOB_WORK_DIR=str(home))
+    told = {**told, "SLURM_JOB_WORK_DIR": str(home)}
+    record = epilog(node, "recovery=requeue", uid=NOBODY, **told)
     assert codes(record)["progress.seen"]["step"] == 42
 
 
