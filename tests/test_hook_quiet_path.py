@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -208,30 +208,44 @@ def test_an_epilog_and_a_health_check_are_never_quiet(off: Node) -> None:
     assert off.heartbeat()["verdict"] == "ok"
 
 
-@as_root
-@pytest.mark.skipif(not shutil.which("bindfs"), reason="needs bindfs")
-def test_a_configuration_on_a_file_system_that_hangs_is_waited_for_within_the_budget(
-    off: Node,
-) -> None:
-    shared = off.root / "shared"
+@pytest.fixture
+def hung(off: Node) -> Iterator[Node]:
+    """A node with a note, whose configuration is on a file system that hangs."""
+    if os.geteuid() != 0 or not shutil.which("bindfs"):
+        pytest.skip("needs root and bindfs")
+    behind, shared = off.root / "behind", off.root / "shared"
+    behind.mkdir()
     shared.mkdir()
-    (off.root / "behind").mkdir()
-    shutil.copy(off.config, off.root / "behind")
-    server = subprocess.Popen(["bindfs", "-f", str(off.root / "behind"), str(shared)])
+    shutil.copy(off.config, behind)
+    server = subprocess.Popen(["bindfs", "-f", str(behind), str(shared)])
     try:
         until = time.monotonic() + 20
         while not shared.is_mount() and time.monotonic() < until:
             time.sleep(0.01)
-        (path,) = off.notes.iterdir()
-        path.unlink()
-        off.config = shared / "recovery.toml"
+        note(off).unlink()
+        off.config = shared / off.config.name
         off.run("prolog", **job())
         assert becomes_quiet(off)
         server.send_signal(signal.SIGSTOP)
-        run = off.run("prolog", **job())
-        assert run.status == 0
-        assert run.seconds < 6
+        yield off
     finally:
         server.send_signal(signal.SIGCONT)
         subprocess.run(["umount", "--lazy", str(shared)], check=False)
         server.wait(timeout=20)
+
+
+def test_a_configuration_that_hangs_is_waited_for_within_the_budget(hung: Node) -> None:
+    run = hung.run("prolog", **job())
+    assert run.status == 0
+    assert run.seconds < 6
+
+
+def test_a_prolog_told_to_end_while_its_configuration_hangs_drains_no_node(hung: Node) -> None:
+    prolog = hung.start("prolog", **job())
+    children = Path(f"/proc/{prolog.pid}/task/{prolog.pid}/children")
+    until = time.monotonic() + 5
+    while not children.read_text() and time.monotonic() < until:
+        time.sleep(0.001)
+    prolog.terminate()
+    assert prolog.communicate(timeout=10) == ("", "")
+    assert prolog.returncode == 0
