@@ -50,13 +50,14 @@ _GATE = "gate"
 """Name of the state that ``gate`` keeps while something fatal stands."""
 
 
-def prolog(started: float) -> NoReturn:
+def prolog(started: float | None = None) -> NoReturn:
     """Before a job starts on this node: report what is found. ``quiet`` has its first lines.
 
     Exits 1, which keeps the job from starting here, only where ``gate`` says so. ``started`` is a
-    moment of ``time.monotonic()``.
+    moment of ``time.monotonic()``, by default now: a program that an earlier version installed
+    gives none, and must not drain its node for that.
     """
-    _leave(_run("prolog", started))
+    _leave(_run("prolog", time.monotonic() if started is None else started))
 
 
 def epilog() -> NoReturn:
