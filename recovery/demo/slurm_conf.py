@@ -212,7 +212,11 @@ def recovery_toml(layout: Layout, uid: int, site: str) -> str:
         },
         # A folder of its own: two clusters have nodes and jobs of the same names.
         "hooks": {"slurm_conf": str(layout.slurm_conf), "run": f"{layout.folder}/run"},
-        "probes": {"kernel_log": {"path": f"{layout.folder}/nodes/%n/kernel.log"}},
+        "probes": {
+            "kernel_log": {"path": f"{layout.folder}/nodes/%n/kernel.log"},
+            # All these nodes are one machine, whose load is none of a node's own.
+            "host": {"load": 1000.0},
+        },
         "controller": {"state": f"{layout.folder}/state"},
     }
     return _toml(_merged(places, tomllib.loads(site)))
