@@ -301,4 +301,4 @@ def test_a_held_job_is_told_why_and_how_to_go_on() -> None:
     text = actions.comment_text(held)
     assert text.startswith(f"recovery: {held.id}: ")
     assert "bad batch size" in text
-    assert text.endswith("mend it, then: scontrol release 12")
+    assert text.endswith("Mend it, then: scontrol release 12")

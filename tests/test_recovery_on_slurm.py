@@ -128,7 +128,7 @@ def test_a_program_that_fails_by_itself_is_held_for_its_owner_and_no_node_is_tou
     comment = shown["AdminComment"]
     assert comment.startswith(f"recovery: {decision['id']}: ")
     assert "bad batch size -1" in comment
-    assert comment.endswith(f"mend it, then: scontrol release {job.id}")
+    assert comment.endswith(f"Mend it, then: scontrol release {job.id}")
     assert job.attempts() == 1
     assert changed[NODE] == 0
     assert cluster.node(node).get("Reason") is None
