@@ -279,10 +279,6 @@ class Store:
         """Return how many bytes of each day's archive the index covers, from ``since_day`` on."""
         return dict(self._file.rows("SELECT day, bytes FROM archived WHERE day >= ?", (since_day,)))
 
-    def put_heartbeat(self, node: str, document: Mapping[str, Any]) -> None:
-        """Keep a node's last heartbeat."""
-        self.put_heartbeats({node: document})
-
     def put_heartbeats(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep the last heartbeat of each node, in one transaction."""
         received = utc()

@@ -330,7 +330,7 @@ def test_old_records_leave_the_index_a_few_at_a_time(store: Store) -> None:
 
 
 def test_the_last_heartbeat_of_each_node_is_kept(store: Store) -> None:
-    store.put_heartbeat("n1", {"node": "n1", "verdict": "ok"})
+    store.put_heartbeats({"n1": {"node": "n1", "verdict": "ok"}})
     store.put_heartbeats({"n1": {"node": "n1", "verdict": "fault"}, "n2": {"node": "n2"}})
     beats = store.heartbeats()
     assert list(beats) == ["n1", "n2"]
