@@ -1,106 +1,37 @@
 """recovery.toml: one file for nodes and controller, with defaults that only watch.
 
-Owns which keys exist and what they default to. A missing file is the default configuration; a
+Owns which keys exist and what they default to: the controller's here, a node's in ``node_config``
+and ``probe_config``. A missing file is the default configuration; a
 broken one is an error that names the line (``toml_reader``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal
 
 from slurm_hooks import config_file
-from slurm_hooks.probe_config import Probes
+from slurm_hooks.frozen import frozen
+from slurm_hooks.node_config import MUNGE_PAYLOAD_BYTES, Budget, Hooks, NodeConfig, Spool
 from slurm_hooks.toml_reader import ConfigError, read_bytes, read_file, salvage
 
-__all__ = ["Config", "ConfigError", "load", "load_what_can_be_read"]
+__all__ = [
+    "MUNGE_PAYLOAD_BYTES",
+    "Budget",
+    "Config",
+    "ConfigError",
+    "Hooks",
+    "NodeConfig",
+    "Spool",
+    "load",
+    "load_what_can_be_read",
+]
 
 ActionName = Literal["requeue", "hold", "drain", "return", "gate"]
 
 
-MUNGE_PAYLOAD_BYTES = 700 * 1024
-"""Most that a credential may hold: munged opens none whose text is longer than 1 MiB.
-
-Measured on 0.5.15: it seals up to 1 MiB, and opens again what had 760 KiB but not 770.
-"""
-
-
-@dataclass(frozen=True)
-class Spool:
-    """Where records travel, and how the aggregator knows who wrote one.
-
-    ``%n`` in ``buffer`` is the node's name, for several slurmd on one host. ``trusted_uids`` may
-    write records under ``owner`` authentication, and seal them under ``munge``. ``munge_socket``
-    is munged's where the site runs one of its own for Slurm (slurm.conf: AuthInfo=socket=…).
-    """
-
-    path: Path = Path("/shared/slurm-recovery")
-    buffer: str = "/var/spool/slurm-recovery"
-    authenticate: Literal["owner", "munge"] = "owner"
-    munge_socket: str = ""
-    trusted_uids: tuple[int, ...] = (0,)
-    max_record_bytes: int = 256 * 1024
-    buffer_records: int = 1000
-
-    def __post_init__(self) -> None:
-        if not 64 * 1024 <= self.max_record_bytes <= 16 * 1024 * 1024:
-            raise ValueError("max_record_bytes must be between 65536 and 16777216")
-        if self.authenticate == "munge" and self.max_record_bytes > MUNGE_PAYLOAD_BYTES:
-            raise ValueError(
-                f"max_record_bytes can be at most {MUNGE_PAYLOAD_BYTES} with authenticate = 'munge'"
-            )
-        if self.munge_socket and not self.munge_socket.startswith("/"):
-            raise ValueError(f"munge_socket must be an absolute path, not {self.munge_socket!r}")
-        if not 10 <= self.buffer_records <= 100_000:
-            raise ValueError("buffer_records must be between 10 and 100000")
-
-    def buffer_of(self, node: str) -> Path:
-        """Return the node's local folder."""
-        return Path(self.buffer.replace("%n", node))
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Seconds that all probes of one run of a hook may take together, delivery included."""
-
-    prolog: float = 6.0
-    epilog: float = 20.0
-    health_check: float = 40.0
-
-    def __post_init__(self) -> None:
-        for name, limit in (("prolog", 60), ("epilog", 300), ("health_check", 55)):
-            seconds = getattr(self, name)
-            if not 0.5 <= seconds <= limit:
-                raise ValueError(f"{name} must be between 0.5 and {limit} seconds, not {seconds}")
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What holds for every hook.
-
-    A finding that stays is reported again at most every ``repeat`` seconds by health checks. A
-    health check that passed within ``freshness`` seconds satisfies a prolog; 0 turns that off.
-    ``scontrol`` is its path where it is in none of the usual places, ``slurm_conf`` what it reads
-    where that is not Slurm's default: a health check is not told. ``run`` is a folder in memory
-    through which prologs tell task prologs of jobs that opted in.
-    """
-
-    budget: Budget = field(default_factory=Budget)
-    repeat: float = 3600.0
-    freshness: float = 0.0
-    scontrol: str = ""
-    slurm_conf: str = ""
-    run: Path = Path("/run/slurm-recovery")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.repeat <= 7 * 86_400:
-            raise ValueError("repeat must be between 0 and 604800 seconds")
-        if not 0 <= self.freshness <= 3600:
-            raise ValueError("freshness must be between 0 and 3600 seconds")
-
-
-@dataclass(frozen=True)
+@frozen
 class Controller:
     """The aggregator's own: where its state lives, how often it looks.
 
@@ -118,7 +49,7 @@ class Controller:
     index_days: int = 90
 
 
-@dataclass(frozen=True)
+@frozen
 class ClassRule:
     """What a fault class asks for; ``recovery/policy.toml`` has the defaults and says it in full.
 
@@ -132,7 +63,7 @@ class ClassRule:
     restarts: int | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Policy:
     """Limits of deciding.
 
@@ -150,7 +81,7 @@ class Policy:
     classes: dict[str, ClassRule] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Guard:
     """Limits of acting: how many nodes this toolkit may have drained at one time."""
 
@@ -162,7 +93,7 @@ class Guard:
             raise ValueError("max_drained_share must be between 0 and 1")
 
 
-@dataclass(frozen=True)
+@frozen
 class Needs:
     """Evidence a grant waits for: reviewed decisions, and the lower 95% bound of agreement."""
 
@@ -170,7 +101,7 @@ class Needs:
     agreement: float = 0.80
 
 
-@dataclass(frozen=True)
+@frozen
 class Grant:
     """Permission to take ``actions`` in a scope; an empty scope list means any.
 
@@ -186,14 +117,10 @@ class Grant:
     accept_untested: str | None = None
 
 
-@dataclass(frozen=True)
-class Config:
-    """All of recovery.toml."""
+@frozen
+class Config(NodeConfig):
+    """All of recovery.toml: what a node reads of it, and what the controller does."""
 
-    mode: Literal["monitor", "act"] = "monitor"
-    spool: Spool = field(default_factory=Spool)
-    hooks: Hooks = field(default_factory=Hooks)
-    probes: Probes = field(default_factory=Probes)
     controller: Controller = field(default_factory=Controller)
     policy: Policy = field(default_factory=Policy)
     guard: Guard = field(default_factory=Guard)

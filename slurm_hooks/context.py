@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.record import RecordJob
 
 _TEXT_LIMIT = 4096
@@ -21,7 +22,7 @@ _GPU_RANGE_LIMIT = 1024
 """Most GPUs believed of one job on one node."""
 
 
-@dataclass(frozen=True)
+@frozen
 class HookContext:
     """Where, when and for which job a hook runs.
 
@@ -61,6 +62,14 @@ class HookContext:
             stdout=_text(environ, "SLURM_JOB_STDOUT"),
             stderr=_text(environ, "SLURM_JOB_STDERR"),
         )
+
+
+def told(hook: str) -> tuple[HookContext, str]:
+    """Return what Slurm told this process, a hook, its node's name made safe; and the boot's id."""
+    from slurm_hooks.bounds import node_name
+
+    context = HookContext.from_environ(hook, os.environ)
+    return replace(context, node=node_name(context.node)), boot_id()
 
 
 def boot_id() -> str:

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from slurm_hooks.frozen import frozen
+
 Task = Callable[[], bytes]
 
 _uncollected: set[int] = set()
@@ -45,7 +47,7 @@ _PROC_SECONDS = 0.25
 """Time for reading /proc/<pid>/: some of its files wait for locks that a stuck process holds."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ChildOutcome:
     """How a child ended.
 

@@ -11,14 +11,15 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks import bounds, looking
-from slurm_hooks.config import Spool
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import Task, run_all, run_one
+from slurm_hooks.frozen import frozen
+from slurm_hooks.node_config import Spool
 from slurm_hooks.record import FaultRecord, new_id, utc
 from slurm_hooks.spool import Buffer, SpoolError, beat, drop, seal
 
@@ -28,7 +29,7 @@ FORWARD_LIMIT = 50
 """Most waiting records forwarded by one run: a node that comes back must not flood the spool."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Delivery:
     """What is to be delivered: a record or none, a heartbeat or none, and states to keep after."""
 

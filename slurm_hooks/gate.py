@@ -15,12 +15,12 @@ import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks import looking
-from slurm_hooks.config import Config
+from slurm_hooks.frozen import frozen
+from slurm_hooks.node_config import NodeConfig
 from slurm_hooks.record import FaultRecord, seconds_of, utc
 from slurm_hooks.spool import SpoolError, read_regular
 
@@ -61,7 +61,7 @@ class GateError(Exception):
     """The node may gate itself and could not; the text says why."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Closed:
     """The gate is closed: the node is drained, by us or by somebody before; the standing reason."""
 
@@ -69,7 +69,7 @@ class Closed:
     by_us: bool
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeState:
     """What one ``scontrol show node`` says that matters here."""
 
@@ -79,7 +79,7 @@ class NodeState:
 
 
 def attempt(
-    record: FaultRecord, config: Config, states: Path, until: float, *, is_news: bool
+    record: FaultRecord, config: NodeConfig, states: Path, until: float, *, is_news: bool
 ) -> Closed | None:
     """Close the gate, or return None where there is nothing to do or to say.
 
@@ -109,7 +109,7 @@ def attempt(
     return closed
 
 
-def close(record: FaultRecord, config: Config, until: float) -> Closed:
+def close(record: FaultRecord, config: NodeConfig, until: float) -> Closed:
     """Drain this node for ``record``'s fatal finding, unless somebody has drained it already.
 
     ``until`` is a moment of ``time.monotonic()`` by which Slurm must have answered twice.
@@ -250,7 +250,7 @@ def find_scontrol(configured: str = "") -> str:
     raise GateError(f"no scontrol at {', '.join(paths)}; set hooks.scontrol in recovery.toml")
 
 
-@dataclass(frozen=True)
+@frozen
 class Scontrol:
     """scontrol's ``path``, and the slurm.conf it reads where slurmd has not told."""
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.slurm_conf import USUAL_FILES, Stamp, lines_of, names_node, stamp_of
 
 _MAX_GPUS = 1024
 
 
-@dataclass(frozen=True)
+@frozen
 class ConfiguredGpus:
     """What Slurm was told of a node's GPUs, and the files that said so.
 

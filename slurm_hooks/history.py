@@ -7,9 +7,10 @@ record is due comes out. A repeated finding tells its history as evidence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.record import SEVERITIES, Evidence, Finding, ProbeResult, utc
 
 ENTRIES_LIMIT = 1000
@@ -19,7 +20,7 @@ _KEYS_LIMIT = 64
 """Most observations remembered of one thing."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """What is remembered of one finding, or of one probe that does not end well.
 
@@ -38,7 +39,7 @@ class Entry:
     keys: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Review:
     """Whether a record is due; the findings, each with its history; and what to remember."""
 

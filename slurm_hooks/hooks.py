@@ -15,25 +15,22 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from slurm_hooks import config_file
+from slurm_hooks import lean, own_failures
 
 if TYPE_CHECKING:  # a hook delays every job: what it needs is imported when it is needed
-    import socket
-    from collections.abc import Mapping
     from pathlib import Path
-    from typing import Any
 
-    from slurm_hooks.config import Config
+    from slurm_hooks.configured import Configured
     from slurm_hooks.context import HookContext
-    from slurm_hooks.deadline import ChildOutcome
-    from slurm_hooks.delivery import Delivery
-    from slurm_hooks.record import FaultRecord, Finding
-
-CONFIG_SECONDS = 1.0
-"""Time for reading recovery.toml; a local disk takes well under a millisecond."""
+    from slurm_hooks.looking import Round
+    from slurm_hooks.node_config import NodeConfig
+    from slurm_hooks.record import FaultRecord
 
 ERRANDS_SECONDS = 1.0
 """Time for what goes on beside the probes: records that wait from earlier, the job's note."""
+
+SPARING_SECONDS = 1.0
+"""Time for reading or writing what spares prologs their probes, on the local disk or in memory."""
 
 RESERVE_SHARE, RESERVE_MOST_SECONDS = 0.35, 6.0
 """What of the budget is kept for delivery: the smaller of a share and a number of seconds."""
@@ -41,23 +38,16 @@ RESERVE_SHARE, RESERVE_MOST_SECONDS = 0.35, 6.0
 TELL_SECONDS = 0.4
 """What of the budget is kept for saying what became of the gate."""
 
-_QUIET = ("ok", "skipped")
 
-_MEMORY = "reported"
-"""Name of the state that holds what health checks have reported."""
-
-_GATE = "gate"
-"""Name of the state that ``gate`` keeps while something fatal stands."""
-
-
-def prolog(started: float | None = None) -> NoReturn:
+def prolog(started: float | None = None, plan: bytes | None = None) -> NoReturn:
     """Before a job starts on this node: report what is found. ``quiet`` has its first lines.
 
     Exits 1, which keeps the job from starting here, only where ``gate`` says so. ``started`` is a
-    moment of ``time.monotonic()``, by default now: a program that an earlier version installed
-    gives none, and must not drain its node for that.
+    moment of ``time.monotonic()``, by default now, and ``plan`` what ``quiet`` was answered, None
+    if it has not asked: a program that an earlier version installed gives none, and must not drain
+    its node for that.
     """
-    _leave(_run("prolog", time.monotonic() if started is None else started))
+    _leave(_run("prolog", time.monotonic() if started is None else started, plan))
 
 
 def epilog() -> NoReturn:
@@ -73,19 +63,13 @@ def health_check() -> NoReturn:
 def task_prolog() -> NoReturn:
     """Before each task: print what slurmstepd exports to a task of a job that opted in."""
     try:
-        from slurm_hooks import task_environment
-        from slurm_hooks.config import Config, load_what_can_be_read
-        from slurm_hooks.deadline import run_one
+        from slurm_hooks import configured, task_environment
 
-        path = config_file.path()
-        read = run_one(lambda: _read(path), CONFIG_SECONDS)
-        config = Config()
-        if read.output.startswith(b"+"):
-            config = load_what_can_be_read(read.output[1:], path)[0]
-        for name, value in task_environment.exports(os.environ, config.hooks.run).items():
+        run = configured.by_file().config.hooks.run
+        for name, value in task_environment.exports(os.environ, run).items():
             print(f"export {name}={value}")
     except BaseException as error:  # a task starts in any case
-        _say("task_prolog", f"{type(error).__name__}: {error}")
+        own_failures.say("task_prolog", f"{type(error).__name__}: {error}")
     _leave(0)
 
 
@@ -100,32 +84,33 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _run(hook: str, started: float) -> int:
+def _run(hook: str, started: float, plan: bytes | None = None) -> int:
     gc.disable()  # a hook's life is too short for garbage: saves 6 ms of 60, and children's memory
     try:
         _end_on_signals()
-        lock = _only_one_at_a_time() if hook == "health_check" else None
-        if hook == "health_check" and lock is None:
-            return 0
-        return _sense_and_report(hook, started)
+        if hook == "health_check":
+            from slurm_hooks import one_at_a_time
+
+            mark = one_at_a_time.mark_running()
+            if mark is None:
+                return 0
+        return _sense_and_report(hook, started, plan)
     except Ended:
         return 0
     except BaseException as error:  # a hook fails open, and records what it caught
-        _report_own_failure(hook, error)
+        own_failures.report(hook, error)
     return 0
 
 
-def _sense_and_report(hook: str, started: float) -> int:
+def _sense_and_report(hook: str, started: float, plan: bytes | None) -> int:
+    lean.load("dataclasses", without="inspect")
+    lean.load("pathlib", without="ipaddress")
+    from slurm_hooks import context, looking
     from slurm_hooks.deadline import Children
 
-    path = config_file.path()
-    with Children() as children:
-        children.start("config", lambda: _read(path), CONFIG_SECONDS)
-        from slurm_hooks import looking  # while the child reads
-
-        read = children.wait()["config"]
-        config, troubles = _configured(read, path)
-    told, boot_id = _told(hook)
+    configured = _configured(hook, plan)
+    config, troubles = configured.config, configured.troubles
+    told, boot_id = context.told(hook)
     budget = getattr(config.hooks.budget, hook)
     reserve = min(budget * RESERVE_SHARE, RESERVE_MOST_SECONDS)
     states = looking.states_of(config.spool, told.node)
@@ -134,45 +119,73 @@ def _sense_and_report(hook: str, started: float) -> int:
     with Children() as children:
         left = max(0.1, started + budget - reserve - time.monotonic())
         looking.start(children, names, told, config, states, left)
-        seconds = min(left, ERRANDS_SECONDS)
-        until = time.monotonic() + seconds * 0.8
-        children.start("errands", lambda: _errands(config, told, boot_id, until), seconds)
-        if hook == "health_check":
-            children.start("history", lambda: _remembered(states), left)
-        from slurm_hooks import delivery, record  # while the children look
+        if hook == "epilog" or not configured.is_planned:
+            seconds = min(left, ERRANDS_SECONDS)
+            until = time.monotonic() + seconds * 0.8
+            children.start("errands", lambda: _errands(config, told, boot_id, until), seconds)
+        if hook != "prolog":  # a prolog has nothing to tell, as a rule
+            from slurm_hooks import news  # while the children look
 
+            if hook == "health_check":
+                children.start("history", lambda: news.remembered(states), left)
         outcomes = children.wait()
     seen = looking.collect(names, outcomes)
-    report = record.FaultRecord(
-        id=record.new_id(),
-        cluster=told.cluster,
-        node=told.node,
-        boot_id=boot_id,
-        time=record.utc(),
-        hook=hook,
-        job=told.job,
-        findings=(*troubles, *seen.findings),
-        probes=seen.results,
-    )
-    if hook == "health_check":
-        work = _what_is_news(report, seen.states, outcomes["history"].output, config.hooks.repeat)
-    elif _worth_reporting(report):
+    verdict = "ok"
+    if hook != "prolog" or troubles or not seen.is_well:
+        memory = outcomes["history"].output if "history" in outcomes else b""
+        ends = started + budget - reserve * 0.4, started + budget - reserve * 0.1
+        report, is_told = _tell(told, boot_id, configured, seen, memory, ends)
+        verdict = report.verdict
+    if not troubles:
+        spares = freshness if verdict == "ok" else 0.0
+        _note(hook, plan, configured, states, boot_id, spares, started + budget)
+    if verdict != "fatal" or troubles:
+        return 0
+    return _gate(report, config, started + budget, is_news=is_told)
+
+
+def _configured(hook: str, plan: bytes | None) -> Configured:
+    """Return what to go by: what an earlier hook has noted, else what the file says."""
+    from slurm_hooks import configured, quiet
+
+    if hook != "prolog":
+        plan = quiet.plan()
+    known = configured.by_plan(plan) if plan else None
+    if known and not (hook == "health_check" and known.config.hooks.freshness):
+        return known
+    return configured.by_file()
+
+
+def _tell(
+    told: HookContext,
+    boot_id: str,
+    configured: Configured,
+    seen: Round,
+    memory: bytes,
+    ends: tuple[float, float],
+) -> tuple[FaultRecord, bool]:
+    """Deliver what there is to tell; return the record of this run, and whether it was any news.
+
+    ``ends`` are moments of ``time.monotonic()``, as ``delivery`` takes them.
+    """
+    from slurm_hooks import delivery, news
+
+    config = configured.config
+    report = news.record(told, boot_id, (*configured.troubles, *seen.findings), seen.results)
+    if told.hook == "health_check":
+        work = news.what_is_news(report, seen.states, memory, config.hooks.repeat)
+    elif news.worth_reporting(report):
         work = delivery.Delivery(report, states=seen.states)
     else:
         work = delivery.Delivery(None)
-    if freshness:
+    if config.hooks.freshness and not configured.troubles:
         from slurm_hooks.freshness import with_pass
 
         work = with_pass(work, report)
-    ends = started + budget - reserve * 0.4, started + budget - reserve * 0.1
     lost = delivery.deliver(work, config.spool, told.node, *ends)
     if lost:
-        _say(hook, f"record {report.id} ({report.verdict}) is lost: {lost}")
-    if report.verdict == "ok" and not troubles:
-        _spare_prologs(hook, read.output[1:], config, states, boot_id, started + budget)
-    if report.verdict != "fatal" or troubles:
-        return 0
-    return _gate(report, config, started + budget, is_news=work.record is not None)
+        own_failures.say(told.hook, f"record {report.id} ({report.verdict}) is lost: {lost}")
+    return report, work.record is not None
 
 
 def _is_spared(told: HookContext, states: Path, boot_id: str, freshness_seconds: float) -> bool:
@@ -182,25 +195,36 @@ def _is_spared(told: HookContext, states: Path, boot_id: str, freshness_seconds:
     from slurm_hooks.deadline import run_one
     from slurm_hooks.freshness import freshly_passed
 
-    fresh = run_one(lambda: freshly_passed(states, boot_id, freshness_seconds), CONFIG_SECONDS)
+    fresh = run_one(lambda: freshly_passed(states, boot_id, freshness_seconds), SPARING_SECONDS)
     return bool(fresh.output)
 
 
-def _spare_prologs(
-    hook: str, raw: bytes, config: Config, states: Path, boot_id: str, until: float
+def _note(
+    hook: str,
+    plan: bytes | None,
+    configured: Configured,
+    states: Path,
+    boot_id: str,
+    freshness: float,
+    until: float,
 ) -> None:
-    """Note, for prologs to come, that they have nothing to do, where that is so."""
-    from slurm_hooks import looking, quiet
+    """Note, for hooks to come, the plan, and that prologs have nothing to do where that is so.
+
+    Not where the note that stands says as much, or this prolog has not asked for it.
+    """
+    if hook == "epilog" or configured.is_planned or not configured.told:
+        return
+    from slurm_hooks import looking, noting
     from slurm_hooks.deadline import run_one
 
-    fresh = config.hooks.freshness if looking.names_for("prolog", config) else None
-    if hook == "epilog" or fresh == 0:
+    spares = freshness if looking.names_for("prolog", configured.config) else None
+    if spares == 0 and hook == "prolog" and plan is None:
         return
-    seconds = max(0.1, min(CONFIG_SECONDS, until - time.monotonic()))
-    run_one(lambda: quiet.leave_note(raw, states, boot_id, fresh), seconds)
+    seconds = max(0.1, min(SPARING_SECONDS, until - time.monotonic()))
+    run_one(lambda: noting.leave_note(configured.told, states, boot_id, spares), seconds)
 
 
-def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> bytes:
+def _errands(config: NodeConfig, told: HookContext, boot_id: str, until: float) -> bytes:
     """Run in a child: what belongs to no probe and is not waited for long."""
     from slurm_hooks import delivery, task_environment
 
@@ -212,7 +236,7 @@ def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> b
     return b""
 
 
-def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -> int:
+def _gate(report: FaultRecord, config: NodeConfig, until: float, *, is_news: bool) -> int:
     """Close the gate where this node may, record it, and return the hook's exit status."""
     from dataclasses import replace
 
@@ -231,141 +255,17 @@ def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -
     if outcome.status == "ok" and outcome.output in (b"", b"="):
         return int(outcome.output == b"=" and report.hook == "prolog")
     if outcome.status == "ok":
-        told = _own("hook.gate_closed", outcome.output[1:].decode())
+        told = own_failures.finding("hook.gate_closed", outcome.output[1:].decode())
     else:
-        told = _own("hook.gate_failed", str(outcome.detail).removeprefix("GateError: "))
+        told = own_failures.finding(
+            "hook.gate_failed", str(outcome.detail).removeprefix("GateError: ")
+        )
     news = replace(report, id=record.new_id(), time=record.utc(), findings=(told,), probes=())
     ends = until - TELL_SECONDS / 2, until
     lost = delivery.deliver(delivery.Delivery(news), config.spool, report.node, *ends)
     if lost:
-        _say(report.hook, f"record {news.id} ({told.summary}) is lost: {lost}")
+        own_failures.say(report.hook, f"record {news.id} ({told.summary}) is lost: {lost}")
     return int(outcome.status == "ok" and report.hook == "prolog")
-
-
-def _worth_reporting(report: FaultRecord) -> bool:
-    """Whether a prolog or an epilog has something to say.
-
-    That this node saw nothing is evidence too, where a job failed or its owner asked for recovery.
-    """
-    if report.findings or any(probe.status not in _QUIET for probe in report.probes):
-        return True
-    job = report.job
-    if job is None or report.hook != "epilog":
-        return False
-    if job.exit != "0:0":
-        return True
-    from slurm_hooks import optin
-
-    wishes = optin.parse(job.comment)
-    return wishes.opted_in or bool(wishes.problems)
-
-
-def _what_is_news(
-    report: FaultRecord, states: Mapping[str, Any], memory: bytes, repeat_seconds: float
-) -> Delivery:
-    import json
-    from dataclasses import replace
-
-    from slurm_hooks import history
-    from slurm_hooks.delivery import Delivery, heartbeat
-
-    remembered, gate = json.loads(memory or b"[{}, {}]")
-    judged = history.review(
-        remembered, report.boot_id, report.findings, report.probes, time.time(), repeat_seconds
-    )
-    if judged.memory != remembered:
-        states = {**states, _MEMORY: judged.memory}
-    if gate and report.verdict != "fatal":
-        states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
-    news = replace(report, findings=judged.findings) if judged.due else None
-    return Delivery(news, heartbeat(report), states)
-
-
-def _remembered(states: Path) -> bytes:
-    import json
-
-    from slurm_hooks.looking import kept
-
-    return json.dumps([kept(states, _MEMORY), kept(states, _GATE)]).encode()
-
-
-def _read(path: Path) -> bytes:
-    """Run in a child: the configuration file after a ``+``, or ``-`` where there is none."""
-    try:
-        return b"+" + config_file.read(path)
-    except FileNotFoundError:
-        return b"-"
-
-
-def _configured(outcome: ChildOutcome, path: Path) -> tuple[Config, tuple[Finding, ...]]:
-    """Return the configuration to go on with, and what is wrong with the configured one."""
-    from slurm_hooks.config import Config, load_what_can_be_read
-
-    if outcome.output == b"-":
-        return Config(), ()
-    if outcome.status == "ok":
-        config, error = load_what_can_be_read(outcome.output[1:], path)
-        return config, (_own("hook.config_error", error),) if error else ()
-    code = "hook.config_unreachable" if outcome.status == "hang" else "hook.config_error"
-    return Config(), (_own(code, f"{path}: {outcome.detail}"),)
-
-
-def _told(hook: str) -> tuple[HookContext, str]:
-    from dataclasses import replace
-
-    from slurm_hooks.bounds import node_name
-    from slurm_hooks.context import HookContext, boot_id
-
-    told = HookContext.from_environ(hook, os.environ)
-    return replace(told, node=node_name(told.node)), boot_id()
-
-
-def _own(code: str, error: str, evidence: str | None = None) -> Finding:
-    from slurm_hooks import catalog
-    from slurm_hooks.record import Evidence
-
-    seen = (Evidence("hook", evidence),) if evidence else ()
-    return catalog.finding(code, evidence=seen, details={"error": error})
-
-
-def _report_own_failure(hook: str, error: BaseException) -> None:
-    """Record what the hook itself failed of; where even that fails, say it in one line."""
-    text = f"{type(error).__name__}: {error}"
-    try:
-        import traceback
-
-        from slurm_hooks import delivery, record
-        from slurm_hooks.deadline import run_one
-
-        path = config_file.path()
-        config, _ = _configured(run_one(lambda: _read(path), CONFIG_SECONDS), path)
-        told, boot_id = _told(hook)
-        trace = "".join(traceback.format_exception(error))[-2000:]
-        report = record.FaultRecord(
-            id=record.new_id(),
-            cluster=told.cluster,
-            node=told.node,
-            boot_id=boot_id,
-            time=record.utc(),
-            hook=hook,
-            job=told.job,
-            findings=(_own("hook.internal_error", text, trace),),
-        )
-        now = time.monotonic()
-        lost = delivery.deliver(
-            delivery.Delivery(report), config.spool, told.node, now + 0.5, now + 1.0
-        )
-    except BaseException as second:  # nothing is left to try
-        lost = f"{type(second).__name__}: {second}"
-    if lost:
-        _say(hook, f"failed, and could not record it: {text}; {lost}")
-
-
-def _say(hook: str, text: str) -> None:
-    name = hook.replace("_", "-")
-    line = " ".join(f"slurm-hook-{name}: {text}".split())[:500]
-    with contextlib.suppress(OSError, ValueError):  # where nobody reads, nobody is told
-        print(line, file=sys.stderr, flush=True)
 
 
 def _end_on_signals() -> None:
@@ -376,34 +276,3 @@ def _end_on_signals() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-
-
-def _only_one_at_a_time() -> socket.socket | None:
-    """Return what marks this health check as the running one, or None if another is running.
-
-    A name in the abstract namespace (unix(7)) lives in memory and is gone with its process, so
-    no disk is touched and nothing stale is left. Any local user could take it as well: a holder
-    of another user is none of ours and is ignored. Nodes of two clusters on one machine may have
-    one name, but have not one configuration.
-    """
-    import socket
-    import struct
-    import zlib
-
-    node = os.environ.get("SLURMD_NODENAME", "")[:80]
-    which = zlib.crc32(os.fsencode(config_file.path()))
-    name = f"\0slurm-hook-health-check {which:08x} {node}".encode("utf-8", "backslashreplace")[:107]
-    mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        mark.bind(name)
-        mark.listen(64)
-        return mark
-    except OSError:
-        mark.setblocking(False)
-    try:
-        mark.connect(name)
-        peer = mark.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        holder = struct.unpack("3i", peer)[1]
-    except OSError:
-        return mark
-    return None if holder in (0, os.geteuid()) else mark

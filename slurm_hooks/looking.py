@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks import bounds, probes, site_probes
-from slurm_hooks.config import Config, Spool
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import ChildOutcome, Children
+from slurm_hooks.frozen import frozen
+from slurm_hooks.node_config import NodeConfig, Spool
 from slurm_hooks.record import Finding, ProbeResult
 from slurm_hooks.spool import SpoolError, make_private, read_regular, write
 
@@ -24,7 +25,11 @@ STATE_LIMIT_BYTES = 512 * 1024
 """Largest state that a probe may keep; half of what a child may answer."""
 
 
-@dataclass(frozen=True)
+QUIET = ("ok", "skipped")
+"""How a probe ends that has nothing to tell."""
+
+
+@frozen
 class Round:
     """What a round of probes saw.
 
@@ -37,8 +42,13 @@ class Round:
     states: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing was found and every probe has looked, or had nothing to look at."""
+        return not self.findings and all(one.status in QUIET for one in self.results)
 
-def names_for(hook: str, config: Config) -> tuple[str, ...]:
+
+def names_for(hook: str, config: NodeConfig) -> tuple[str, ...]:
     """Return the probes that the configuration gives to ``hook``, the site's own last."""
     names = (*probes.NAMES, site_probes.NAME)
     return tuple(name for name in names if hook in getattr(config.probes, name).hooks)
@@ -53,7 +63,7 @@ def start(
     children: Children,
     names: Sequence[str],
     context: HookContext,
-    config: Config,
+    config: NodeConfig,
     states: Path,
     seconds: float,
     *,
@@ -123,7 +133,9 @@ def kept(folder: Path, name: str) -> Mapping[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _look(name: str, context: HookContext, config: Config, states: Path, remember: bool) -> bytes:
+def _look(
+    name: str, context: HookContext, config: NodeConfig, states: Path, remember: bool
+) -> bytes:
     """Run in the child: look, and answer in JSON."""
     try:
         seen = probes.load(name).look(probes.Look(context, config, kept(states, name)))

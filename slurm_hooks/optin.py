@@ -19,8 +19,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
+
+from slurm_hooks.frozen import frozen
 
 Mode = Literal["requeue", "hold", "off"]
 
@@ -54,7 +56,7 @@ _ITEM = re.compile(
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
 
-@dataclass(frozen=True)
+@frozen
 class OptIn:
     """An owner's wishes for one job.
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
+
+from slurm_hooks.frozen import frozen
 
 Hook = Literal["prolog", "epilog", "health_check"]
 ALL_HOOKS: tuple[Hook, ...] = ("prolog", "epilog", "health_check")
@@ -32,7 +34,7 @@ specification's bit error rate) and 600 a minute.
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class NvmlProbe:
     """The NVML probe. ``expect_gpus``: ``"gres"`` asks what Slurm configured, or a number.
 
@@ -58,7 +60,7 @@ class NvmlProbe:
             raise ValueError(f"hold must be more than 0 seconds, not {self.hold}")
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelLogProbe:
     """The kernel-log probe. ``path`` is /dev/kmsg or a text file; ``%n`` is the node's name."""
 
@@ -68,7 +70,7 @@ class KernelLogProbe:
     max_bytes: int = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True)
+@frozen
 class JoblogProbe:
     """The job-log probe: what a failed job's own log says, read as its user.
 
@@ -82,7 +84,7 @@ class JoblogProbe:
     signatures: Path = Path("/etc/slurm/log-signatures.d")
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckpointProbe:
     """The checkpoint probe: looks at opted-in jobs' checkpoints and progress, as their users."""
 
@@ -90,7 +92,7 @@ class CheckpointProbe:
     deadline: float = 10.0
 
 
-@dataclass(frozen=True)
+@frozen
 class StorageProbe:
     """The storage probe. ``mounts`` must be mounted, answer and take a small write.
 
@@ -114,7 +116,7 @@ class StorageProbe:
             raise ValueError(f"full_percent must be between 1 and 100, not {self.full_percent}")
 
 
-@dataclass(frozen=True)
+@frozen
 class ProcessesProbe:
     """The processes probe: what a job left behind, looked at in its epilog.
 
@@ -134,7 +136,7 @@ class ProcessesProbe:
             raise ValueError(f"grace must be between 0 and deadline - 4 seconds, not {self.grace}")
 
 
-@dataclass(frozen=True)
+@frozen
 class FabricProbe:
     """The fabric probe: InfiniBand and RoCE ports, and the services that NVSwitches need.
 
@@ -164,7 +166,7 @@ class FabricProbe:
             raise ValueError(f"errors_per_minute has no counter {unknown[0]!r}; known: {known}")
 
 
-@dataclass(frozen=True)
+@frozen
 class NcclProbe:
     """The NCCL probe; in no hook unless a site wants it.
 
@@ -191,7 +193,7 @@ class NcclProbe:
             raise ValueError(f"floor must be between 0 and 100000 GB/s, not {self.floor}")
 
 
-@dataclass(frozen=True)
+@frozen
 class HostProbe:
     """The host probe: the node's size, and what is left of memory, disk and time.
 
@@ -224,7 +226,7 @@ class HostProbe:
                 raise ValueError(f"{name} must not be negative")
 
 
-@dataclass(frozen=True)
+@frozen
 class SiteProbes:
     """The site's own probes: every executable in the folder ``path``, each for ``deadline`` s."""
 
@@ -233,7 +235,7 @@ class SiteProbes:
     path: Path = Path("/etc/slurm/probes.d")
 
 
-@dataclass(frozen=True)
+@frozen
 class Probes:
     """One section for each probe."""
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from datetime import datetime, timezone
 from typing import Any
+
+from slurm_hooks.frozen import frozen
 
 SCHEMA = "fault-record/v1"
 
@@ -60,7 +62,7 @@ def worst(severities: Sequence[str]) -> str:
     return max(severities, key=SEVERITIES.index, default="ok")
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """What was seen: ``source`` (``nvml``, ``kernel_log``, …), the text, and when if known.
 
@@ -83,7 +85,7 @@ class Evidence:
         return cls(document["source"], document["text"], document.get("time"), document.get("key"))
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """One fact with a stable ``code``, the thing it is about, and its evidence.
 
@@ -124,7 +126,7 @@ class Finding:
         return cls(**known)
 
 
-@dataclass(frozen=True)
+@frozen
 class ProbeResult:
     """How one probe ended: a ``status`` of PROBE_STATUSES, its wall time, and why if not well.
 
@@ -148,7 +150,7 @@ class ProbeResult:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class RecordJob:
     """The job a hook ran for, as Slurm told the hook.
 
@@ -182,7 +184,7 @@ class RecordJob:
         return cls(**known)
 
 
-@dataclass(frozen=True)
+@frozen
 class FaultRecord:
     """What one run of one hook reports: context, findings, how each probe ended."""
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_hooks import bounds
-from slurm_hooks.config import Config
 from slurm_hooks.context import HookContext
 from slurm_hooks.deadline import Task, run_all
+from slurm_hooks.node_config import NodeConfig
 from slurm_hooks.record import SEVERITIES, Evidence, Finding, ProbeResult
 
 NAME = "site"
@@ -47,7 +47,7 @@ class SiteProbeError(Exception):
     """A site's probe that cannot be run, or whose answer is not one; its text says why."""
 
 
-def look(context: HookContext, config: Config, seconds: float) -> bytes:
+def look(context: HookContext, config: NodeConfig, seconds: float) -> bytes:
     """Run in a child: run every probe of the folder side by side, and answer in JSON.
 
     The answer is ``{"findings": […], "probes": […]}``; a probe is called ``site.<file's stem>``.

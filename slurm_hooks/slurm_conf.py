@@ -13,9 +13,10 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slurm_hooks.frozen import frozen
 
 USUAL_FILES = (Path("/run/slurm/conf/slurm.conf"), Path("/etc/slurm/slurm.conf"))
 """Where slurm.conf is when nobody says: slurmd's own copy on a configless cluster comes first."""
@@ -27,7 +28,7 @@ Stamp = tuple[str, int, int]
 """A file as it was read: path, modification time in nanoseconds, size in bytes."""
 
 
-@dataclass(frozen=True)
+@frozen
 class NodeSize:
     """What Slurm was told of a node: CPUs, and memory in MiB; None where it was not told.
 

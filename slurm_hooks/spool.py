@@ -18,14 +18,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.record import SEVERITIES
 
 if TYPE_CHECKING:  # an import more delays every job
-    from slurm_hooks.config import Spool
+    from slurm_hooks.node_config import Spool
 
 FOLDERS = {
     "incoming": 0o755,
@@ -147,7 +147,7 @@ def seal(content: bytes, settings: Spool) -> bytes:
     return done.stdout.strip()
 
 
-@dataclass(frozen=True)
+@frozen
 class Buffer:
     """Records that wait on the node's own disk: at most ``limit`` of them.
 

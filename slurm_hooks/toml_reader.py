@@ -22,11 +22,6 @@ from typing import Any, TypeVar
 
 from slurm_hooks import config_file
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 T = TypeVar("T")
 
 
@@ -68,13 +63,27 @@ def read_bytes(kind: type[T], raw: bytes, path: Path) -> T:
         raise ConfigError(f"{path}: larger than {limit} bytes; is it the right file?")
     try:
         text = raw.decode("utf-8")
-        document = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        document = loads(text)
+    except ValueError as error:  # not UTF-8, or not TOML
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     try:
         return read(kind, document)
     except WrongKey as error:
         raise ConfigError(f"{path}:{line_of(text, error.path)}: {error}") from error
+
+
+def loads(text: str) -> dict[str, Any]:
+    """Return what a TOML text holds.
+
+    Raises:
+        ValueError: it is not TOML.
+    """
+    if sys.version_info >= (3, 11):  # loaded only for a file: most hooks know what it holds
+        import tomllib
+    else:
+        import tomli as tomllib
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
 
 
 def read(kind: type[T], document: Mapping[str, Any], path: tuple[str, ...] = ()) -> T:
@@ -116,9 +125,9 @@ def salvage(kind: type[Any], raw: bytes) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for _attempt in range(2):
         try:
-            document = tomllib.loads("\n".join(lines) + "\n")
+            document = loads("\n".join(lines) + "\n")
             break
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:
             named = re.search(r"at line (\d+)", str(error))
             lines = lines[: int(named.group(1)) - 1] if named else lines[:-1]
     found = {}

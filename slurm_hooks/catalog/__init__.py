@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.record import Evidence, Finding
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,7 @@ else:
 FINDINGS = Path(__file__).parent / "findings"
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """What the catalogue says of one code.
 

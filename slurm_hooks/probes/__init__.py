@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from slurm_hooks.config import Config
 from slurm_hooks.context import HookContext
+from slurm_hooks.frozen import frozen
+from slurm_hooks.node_config import NodeConfig
 from slurm_hooks.record import Finding
 
 NAMES = (
@@ -35,7 +36,7 @@ class Skipped(Exception):
     """Raised by a probe that cannot look here (no driver, no such device); its text says why."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Look:
     """What a probe is given.
 
@@ -44,11 +45,11 @@ class Look:
     """
 
     context: HookContext
-    config: Config
+    config: NodeConfig
     state: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Seen:
     """What a probe answers: its findings, and the state to keep for its next run.
 
@@ -62,7 +63,7 @@ class Seen:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class Probe:
     """A probe and what an admin wants to know before running it.
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from slurm_hooks import catalog
 from slurm_hooks.context import HookContext, boot_id
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probe_config import LINK_ERRORS_PER_MINUTE, FabricProbe
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.probes.fabric_reading import (
@@ -55,7 +55,7 @@ _LEAST_PEERS = 3
 _MAX_REMEMBERED = 512
 
 
-@dataclass(frozen=True)
+@frozen
 class _Memory:
     """What earlier looks left: ports once active, and, of this boot, counters and first sights.
 

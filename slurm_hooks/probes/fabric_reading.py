@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probes.kernel_files import names, number, text
 
 _MAX_DEVICES = 256
@@ -24,7 +25,7 @@ _CGROUPS = ("sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice")
 """Where systemd keeps its services' cgroups: unified, and beside version 1."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Port:
     """One port as it is now. ``place`` stays the same when the kernel names devices anew.
 

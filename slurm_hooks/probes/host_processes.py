@@ -7,9 +7,9 @@ the walk many times longer, and what blocks them mostly blocks the first as well
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probes.kernel_files import names, text
 
 _MAX_BLOCKED = 256
@@ -22,7 +22,7 @@ _STATE, _FLAGS, _START = 0, 6, 19
 """Fields of /proc/PID/stat, counted behind the name (proc(5): state is the third)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Blocked:
     """A process in uninterruptible sleep (D), with the place in the kernel where it waits.
 
@@ -37,7 +37,7 @@ class Blocked:
     switches: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Processes:
     """What one walk saw: blocked processes, and the jobs that have a slurmstepd here.
 

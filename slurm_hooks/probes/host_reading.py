@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_hooks.context import parse_indices
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probes.kernel_files import names, number, text
 
 _MAX_CPUS = 8192
 
 
-@dataclass(frozen=True)
+@frozen
 class Memory:
     """The node's memory in bytes. ``used`` is what no program could get, huge pages left out.
 
@@ -82,7 +82,7 @@ def read_throttled(root: Path) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class Space:
     """A local file system: the folder asked about, and what is free of it for users."""
 

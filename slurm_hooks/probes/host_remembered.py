@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from slurm_hooks.frozen import frozen
 
 _MAX_JOBS = 256
 
 
-@dataclass(frozen=True)
+@frozen
 class Remembered:
     """What earlier looks left. Times are seconds since boot, but ``jobs``' and ``looked``: UTC.
 

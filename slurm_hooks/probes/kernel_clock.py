@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+
+from slurm_hooks.frozen import frozen
 
 _UNSYNCHRONISED, _NANOSECONDS = 0x0040, 0x2000
 """STA_UNSYNC and STA_NANO of ``status``."""
@@ -23,7 +24,7 @@ class _Timex(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
+@frozen
 class KernelClock:
     """Whether something disciplines the clock, and by how many seconds it is known to be off."""
 

@@ -11,12 +11,13 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slurm_hooks import catalog
 from slurm_hooks.catalog.kernel_line import KernelLine
 from slurm_hooks.context import HookContext, boot_id
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.probes.gpu_minors import read_minors
 from slurm_hooks.probes.kmsg import KMSG_DEVICE, read_ring, reader
@@ -94,7 +95,7 @@ _BANNER = "Linux version "
 _OLD_EVIDENCE = 3
 
 
-@dataclass(frozen=True)
+@frozen
 class _Read:
     """What a source gave: new lines, stale ones, what is missing, and its part of the state."""
 

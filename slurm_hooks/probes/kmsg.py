@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slurm_hooks.catalog.kernel_line import KernelLine
+from slurm_hooks.frozen import frozen
 
 KMSG_DEVICE = os.makedev(1, 11)
 """/dev/kmsg (Documentation/admin-guide/devices.txt)."""
@@ -28,7 +28,7 @@ line that a program writes into /dev/kmsg, so that nobody can forge a line of th
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 
 
-@dataclass(frozen=True)
+@frozen
 class Ring:
     """What one look at the ring found.
 

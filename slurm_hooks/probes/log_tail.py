@@ -11,8 +11,9 @@ import os
 import stat
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from slurm_hooks.frozen import frozen
 
 _HEAD_BYTES = 256
 """How much of a file's beginning tells it from its successor; a log's first line has its time."""
@@ -21,7 +22,7 @@ _LINE_BYTES = 8192
 """A line longer than this without its end is passed over, so that it cannot stop the cursor."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Tail:
     """What one look at a log found: (key, line) pairs, and the cursor for the next look.
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from slurm_hooks.frozen import frozen
 
 LOST, RESET_REQUIRED, INTERRUPTS, INFOROM = 15, 16, 11, 14
 """NVML_ERROR_GPU_IS_LOST, RESET_REQUIRED, IRQ_ISSUE, CORRUPTED_INFOROM (nvml.h)."""
@@ -35,7 +37,7 @@ MAX_LINKS = 36
 """NVML_NVLINK_MAX_LINKS."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Device:
     """Which GPU: NVML's index, and as far as known what others call it.
 
@@ -54,7 +56,7 @@ class Device:
         return self.uuid or f"index {self.index}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Fabric:
     """nvmlDeviceGetGpuFabricInfoV: state, the registration's status, health mask and summary."""
 
@@ -64,7 +66,7 @@ class Fabric:
     summary: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Reading:
     """A GPU's answers. None: it does not say. Temperatures in Celsius, power in milliwatts.
 

@@ -14,12 +14,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks import catalog
 from slurm_hooks.deadline import ChildOutcome, run_all
+from slurm_hooks.frozen import frozen
 from slurm_hooks.probe_config import StorageProbe
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.record import Evidence, Finding
@@ -38,7 +38,7 @@ _RESERVE_SECONDS = 0.5
 """What of the deadline is kept for asking where a child hangs, and for the answer."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Mount:
     """One line of /proc/self/mountinfo (proc(5)); ``options`` are the mount's and its system's."""
 
