@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ def start(
     Without ``remember`` they leave no trace: a look by hand must not take a line from a hook.
     """
     for name in names:
+        reason = probes.idle(name, context, config)
+        if reason:
+            children.spare(name, _answer(probes.Seen(), reason))
+            continue
         limit = min(seconds, getattr(config.probes, name).deadline)
         if name == site_probes.NAME:
             inner = max(0.1, min(limit, seconds - site_probes.GATHER_SECONDS))
@@ -140,19 +144,20 @@ def _look(
     try:
         seen = probes.load(name).look(probes.Look(context, config, kept(states, name)))
     except probes.Skipped as reason:
-        seen, skipped = probes.Seen(), {"skipped": str(reason)[: bounds.DETAIL]}
-    else:
-        skipped = {}
-    found = bounds.fit_findings(seen.findings)
-    state = dict(seen.state) if seen.state is not None else None
-    if state is not None and not found and remember:
+        return _answer(probes.Seen(), str(reason))
+    if remember and seen.state is not None and not seen.findings:
         # Nothing was found, so nothing can be lost: no need to wait for a record to be safe.
-        keep(states, {name: state})
-        state = None
-    answer = {
-        **skipped,
-        "findings": [finding.to_dict() for finding in found],
-        "state": state,
+        keep(states, {name: dict(seen.state)})
+        seen = replace(seen, state=None)
+    return _answer(seen)
+
+
+def _answer(seen: probes.Seen, skipped: str | None = None) -> bytes:
+    answer: dict[str, Any] = {
+        "findings": [finding.to_dict() for finding in bounds.fit_findings(seen.findings)],
+        "state": None if seen.state is None else dict(seen.state),
         "notes": dict(seen.notes),
     }
+    if skipped is not None:
+        answer["skipped"] = skipped[: bounds.DETAIL]
     return json.dumps(answer, default=str).encode()

@@ -78,6 +78,21 @@ class Probe:
     codes: tuple[str, ...]
 
 
+def idle(name: str, context: HookContext, config: NodeConfig) -> str | None:
+    """Return why the probe ``name`` has nothing to look at, where that is known without looking.
+
+    It is then told as skipped, and neither a child nor the probe's libraries are needed for that.
+    """
+    job, mounts = context.job, config.probes.storage
+    if name == "storage" and not (mounts.mounts or mounts.read_only):
+        return "no mounts are configured (probes.storage.mounts)"
+    if name == "checkpoint" and context.hook == "prolog" and not (job and job.comment):
+        return "the job has not opted in"
+    if name == "joblog" and job and job.exit == "0:0":
+        return "the job's script exited 0"
+    return None
+
+
 def load(name: str) -> Probe:
     """Import the probe called ``name``; only then is its library loaded.
 
