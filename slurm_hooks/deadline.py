@@ -87,6 +87,8 @@ def run_one(task: Task, deadline_seconds: float) -> ChildOutcome:
 
 @dataclass
 class _Child:
+    """A child that runs, its pipe, and what has come through that."""
+
     pid: int
     pipe: int
     started: float

@@ -10,18 +10,12 @@ Loaded only when something is found: a healthy hook never parses it.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_hooks.frozen import frozen
 from slurm_hooks.record import Evidence, Finding
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FINDINGS = Path(__file__).parent / "findings"
 
@@ -93,8 +87,10 @@ def finding(
 
 @functools.cache
 def _entries() -> Mapping[str, Entry]:
+    from slurm_hooks.toml_reader import loads
+
     found: dict[str, Entry] = {}
     for path in sorted(FINDINGS.glob("*.toml")):
-        for code, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for code, table in loads(path.read_text(encoding="utf-8")).items():
             found[code] = Entry(code=code, fault_class=table.pop("class"), **table)
     return found
