@@ -7,7 +7,10 @@ installation as a node has it: copied into an environment of its own, not editab
 files kept. GPUs are eight fake ones with 18 NVLinks each. Lines take turns, so that a machine that
 grows busy slows all of them.
 
-Time is the least and the median of wall times, and so are the ratios; the median decides. Memory is
+Time is the least and the median of wall times, and so are the ratios; the median decides. Processor
+time, user's and system's, is the median of what the program and all that it started have used: it
+says what a hook takes from a job that has the other cores, and depends less on how busy the machine
+is. Memory is
 the largest sum of proportional set sizes over the program and its children, sampled in runs of
 their own. Aims: hooks within twice the import of pynvml, a prolog without probes (none configured,
 or spared by a health check) within twice ``python -c pass``, and all below 45 MB.
@@ -20,8 +23,11 @@ is printed instead.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
+import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -55,6 +61,9 @@ if __name__ == '__main__':
 """A console script as pip 23 writes it, which loads ``re``."""
 
 USUAL = ("nvml", "kernel_log", "host")
+
+PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): who outlives its parent becomes ours to wait for, and so its processor time is told."""
 
 MEGABYTES = 45.0
 """Most that a hook and its children may hold together."""
@@ -216,19 +225,21 @@ def configuration(folder: Path, only: tuple[str, ...], more: str) -> Path:
 
 def measure(table: tuple[Line, ...], runs: int) -> list[dict[str, object]]:
     """Run every line ``runs`` times, in turns, and return the rows of the table."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for line in table:
         run(line)  # compiled files, page cache, first states
-    times: dict[str, list[float]] = {line.name: [] for line in table}
+    times: dict[str, list[Time]] = {line.name: [] for line in table}
     for _ in range(runs):
         for line in table:
             times[line.name].append(run(line))
-    least = {name: min(values) for name, values in times.items()}
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    least = {name: min(one.wall for one in seen) for name, seen in times.items()}
+    medians = {name: statistics.median(one.wall for one in seen) for name, seen in times.items()}
+    used = {name: statistics.median(one.processor for one in seen) for name, seen in times.items()}
     rows: list[dict[str, object]] = []
     for line in table:
-        ratio, best = (
+        ratio, best, share = (
             round(seconds[line.name] / seconds[line.against], 2) if line.against else None
-            for seconds in (medians, least)
+            for seconds in (medians, least, used)
         )
         megabytes = round(max(memory(line) for _ in range(3)) / 1e6, 1)
         kept = ratio is None or line.aim is None or (ratio <= line.aim and megabytes < MEGABYTES)
@@ -238,10 +249,12 @@ def measure(table: tuple[Line, ...], runs: int) -> list[dict[str, object]]:
                 "work": line.work,
                 "milliseconds": round(medians[line.name] * 1000, 1),
                 "least_milliseconds": round(least[line.name] * 1000, 1),
+                "processor_milliseconds": round(used[line.name] * 1000, 1),
                 "megabytes": megabytes,
                 "against": line.against,
                 "ratio": ratio,
                 "least_ratio": best,
+                "processor_ratio": share,
                 "aim": line.aim,
                 "kept": kept,
             }
@@ -249,11 +262,30 @@ def measure(table: tuple[Line, ...], runs: int) -> list[dict[str, object]]:
     return rows
 
 
-def run(line: Line) -> float:
-    """Run a line once and return its wall time in seconds."""
-    started = time.perf_counter()
+@dataclass(frozen=True)
+class Time:
+    """What one run of a program took, in seconds: on the clock, and of the processors."""
+
+    wall: float
+    processor: float
+
+
+def run(line: Line) -> Time:
+    """Run a line once and return its time."""
+    before, started = processor_seconds(), time.perf_counter()
     subprocess.run(line.argv, env=dict(line.environ), capture_output=True, check=True)
-    return time.perf_counter() - started
+    wall = time.perf_counter() - started
+    try:
+        while True:  # until nobody is left that it had started
+            os.wait()
+    except ChildProcessError:
+        return Time(wall, processor_seconds() - before)
+
+
+def processor_seconds() -> float:
+    """Return what all processes that have been waited for have used, user and system."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory(line: Line) -> int:
@@ -290,15 +322,19 @@ def proportional_bytes(pid: int) -> int:
 def print_table(rows: list[dict[str, object]]) -> None:
     """Print the rows for a person."""
     print(
-        f"{'program':34} {'least ms':>9} {'median ms':>10} {'MB':>6} {'ratio':>6} {'ratio':>6}"
-        f" {'aim':>4}  kept  work"
+        f"{'':34} {'wall time, ms':>16} {'cpu ms':>7} {'':>6} {'ratio of':>20}\n"
+        f"{'program':34} {'least':>8} {'median':>7} {'median':>7} {'MB':>6}"
+        f" {'least':>6} {'median':>6} {'cpu':>6} {'aim':>4}  kept  work"
     )
     for row in rows:
-        times = f"{row['least_milliseconds']:>9} {row['milliseconds']:>10} {row['megabytes']:>6}"
-        aim = row["aim"] or ""
+        times = f"{row['least_milliseconds']:>8} {row['milliseconds']:>7}"
+        times += f" {row['processor_milliseconds']:>7} {row['megabytes']:>6}"
+        ratios = " ".join(
+            f"{row[name] or '':>6}" for name in ("least_ratio", "ratio", "processor_ratio")
+        )
         kept = "" if row["aim"] is None else "yes" if row["kept"] else "NO"
-        ratios = f"{row['least_ratio'] or '':>6} {row['ratio'] or '':>6} {aim:>4}"
-        print(f"{row['name']:34} {times} {ratios}  {kept:4}  {row['work']}".rstrip())
+        aim = row["aim"] or ""
+        print(f"{row['name']:34} {times} {ratios} {aim:>4}  {kept:4}  {row['work']}".rstrip())
 
 
 if __name__ == "__main__":

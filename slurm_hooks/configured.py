@@ -44,8 +44,11 @@ def by_plan(plan: bytes) -> Configured | None:
     from slurm_hooks import node_config, toml_reader
 
     try:
-        config = toml_reader.read(node_config.NodeConfig, json.loads(plan))
-    except (ValueError, TypeError, toml_reader.WrongKey, RecursionError):
+        document = json.loads(plan)
+        if not isinstance(document, dict):
+            return None
+        config = toml_reader.read(node_config.NodeConfig, document)
+    except (ValueError, toml_reader.WrongKey, RecursionError):
         return None
     return Configured(config, is_planned=True)
 

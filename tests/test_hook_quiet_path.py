@@ -115,11 +115,6 @@ def another_package(content: bytes) -> bytes:
     return b"\n".join([lines[0], b"1 " + lines[1], *lines[2:]])
 
 
-def run_out(content: bytes) -> bytes:
-    lines = content.split(b"\n")
-    return b"\n".join([*lines[:3], b"1.0", *lines[4:]])
-
-
 def half(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
@@ -129,7 +124,6 @@ def half(content: bytes) -> bytes:
     [
         another_boot,
         another_package,
-        run_out,
         half,
         lambda _: b"",
         lambda content: content + b"\n",
@@ -196,6 +190,16 @@ def test_a_finding_voids_what_a_health_check_noted(fresh: Node) -> None:
 def test_a_pass_of_another_boot_spares_nothing(fresh: Node) -> None:
     state = fresh.buffer / "state" / "passed.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "boot_id": "another"}))
+    fresh.finds(FAULT)
+    fresh.run("prolog", **job())
+    assert len(fresh.records()) == 1
+
+
+def test_a_pass_that_has_run_out_spares_nothing(fresh: Node) -> None:
+    lines = note(fresh).read_bytes().split(b"\n")
+    note(fresh).write_bytes(b"\n".join([*lines[:3], b"1.0", *lines[4:]]))
+    state = fresh.buffer / "state" / "passed.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "uptime": 1.0}))
     fresh.finds(FAULT)
     fresh.run("prolog", **job())
     assert len(fresh.records()) == 1
