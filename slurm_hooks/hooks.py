@@ -136,12 +136,14 @@ def _sense_and_report(hook: str, started: float, plan: bytes | None) -> int:
         ends = started + budget - reserve * 0.4, started + budget - reserve * 0.1
         report, is_told = _tell(told, boot_id, configured, seen, memory, ends)
         verdict = report.verdict
-    if not troubles:
-        spares = freshness if verdict == "ok" else 0.0
-        _note(hook, plan, configured, states, boot_id, spares, started + budget)
-    if verdict != "fatal" or troubles:
+    if troubles:
         return 0
-    return _gate(report, config, started + budget, is_news=is_told)
+    if verdict == "fatal":
+        return _gate(report, config, started + budget, is_news=is_told)
+    has_asked = hook != "prolog" or plan is not None
+    spares = freshness if verdict == "ok" else 0.0
+    _note(told, boot_id, configured, spares, started + budget, has_asked=has_asked)
+    return 0
 
 
 def _configured(hook: str, plan: bytes | None) -> Configured:
@@ -200,26 +202,29 @@ def _is_spared(told: HookContext, states: Path, boot_id: str, freshness_seconds:
 
 
 def _note(
-    hook: str,
-    plan: bytes | None,
-    configured: Configured,
-    states: Path,
+    told: HookContext,
     boot_id: str,
+    configured: Configured,
     freshness: float,
     until: float,
+    *,
+    has_asked: bool,
 ) -> None:
     """Note, for hooks to come, the plan, and that prologs have nothing to do where that is so.
 
-    Not where the note that stands says as much, or this prolog has not asked for it.
+    Not where the plan came from a note; nor where this hook has not asked whether there is one,
+    and has nothing to add to it.
     """
-    if hook == "epilog" or configured.is_planned or not configured.told:
+    config = configured.config
+    if told.hook == "epilog" or configured.is_planned or not configured.told:
         return
     from slurm_hooks import looking, noting
     from slurm_hooks.deadline import run_one
 
-    spares = freshness if looking.names_for("prolog", configured.config) else None
-    if spares == 0 and hook == "prolog" and plan is None:
+    spares = freshness if looking.names_for("prolog", config) else None
+    if spares == 0 and not has_asked:
         return
+    states = looking.states_of(config.spool, told.node)
     seconds = max(0.1, min(SPARING_SECONDS, until - time.monotonic()))
     run_one(lambda: noting.leave_note(configured.told, states, boot_id, spares), seconds)
 

@@ -3,8 +3,8 @@
     >>> load("dataclasses", without="inspect")
 
 ``dataclasses`` imports ``inspect`` for one line that writes a missing docstring, and ``urllib``,
-which ``pathlib`` wants, imports ``ipaddress``: 7 of the 75 ms that a prolog with probes may take,
-and a prolog delays every job. What is left out is loaded all the same by whoever uses it.
+which ``pathlib`` wants, imports ``ipaddress``: 7 of the 60 ms that a prolog with probes takes, and
+a prolog delays every job. What is left out is loaded all the same by whoever uses it.
 """
 
 from __future__ import annotations

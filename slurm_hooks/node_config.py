@@ -1,7 +1,7 @@
 """What a node reads of recovery.toml: the spool, the hooks and the probes.
 
-Apart from ``config``, which adds the controller's sections: each class takes most of a millisecond
-to make, and a prolog delays every job.
+Apart from ``config``, which adds the controller's sections: a prolog delays every job, and loads
+nothing that it does not use.
 """
 
 from __future__ import annotations
