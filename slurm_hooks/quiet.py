@@ -2,9 +2,9 @@
 
 Owns the note, its trust, and the only door through which a prolog leaves without having looked.
 To read and understand a configuration takes 8 ms, almost what Python's own start takes. So a hook
-that has understood one notes, in memory, its plan: the part that a node goes by, checked and in JSON. A
-prolog whose probes are off, or that a health check has just spared them (``freshness``), ends
-before it has loaded anything.
+that has understood one notes, in memory, its plan: the part that a node goes by, checked and in
+JSON. A prolog whose probes are off, or that a health check has just spared them (``freshness``),
+ends before it has loaded anything.
 
 The note holds what was true when it was made, and is believed only while all of it still is: the
 bytes of recovery.toml, the package that read them, the boot; and for a prolog that is spared, the
