@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from slurm_hooks.joblog import kernel, tracebacks
+from slurm_hooks.joblog import kernel, torchrun, tracebacks
 from slurm_hooks.joblog.lines import TEXT_LIMIT, Line, parse
 from slurm_hooks.joblog.read import Piece
 from slurm_hooks.joblog.signatures import Catalogue, Signature, match
@@ -87,7 +87,10 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
         matched = match(catalogue, line.text)
         shapes[shape] = (seen + 1, matched[0].id if matched else None)
         if matched:
-            found[start] = Event(line, matched[0], matched[1])
+            captures = matched[1]
+            if matched[0].id == torchrun.SIGNATURE:
+                captures = torchrun.first_failure(data, start, line)
+            found[start] = Event(line, matched[0], captures)
     if kernel_log:
         kernel_lines = [
             parse(data[start:end], piece.offset + start, counter.at(start), source)
