@@ -23,7 +23,7 @@ FILES_LIMIT = 16_384
 
 JSON_BYTES = 16 << 20
 
-_RANK = re.compile(r"(?P<rank>\d{1,6})(?:\.(?:json|pkl|pickle|bin))?$")
+_RANK = re.compile(r"rank[_.-]?(?P<rank>\d{1,6})(?:\.(?:json|pkl|pickle|bin))?$")
 _SAME_SIZES = frozenset({"all_reduce", "broadcast"})
 """Collectives in which every rank's input has one size (others may differ rank by rank)."""
 

@@ -68,9 +68,10 @@ def read(
 ) -> FlightVerdict:
     """Return what the dumps ``paths`` say together.
 
-    A file's rank is the number at the end of its name. Of two files of one rank, the newer counts.
-    Files changed before ``since`` (seconds since the epoch) are another attempt's. What is not
-    read when the deadline passes is in ``unreadable``. Raises nothing for any content.
+    A file's rank is the number after ``rank`` at the end of its name; other files are passed over.
+    Of two files of one rank, the newer counts. Files changed before ``since`` (seconds since the
+    epoch) are another attempt's. What is not read when the deadline passes is in ``unreadable``.
+    Raises nothing for any content.
     """
     ends = time.monotonic() + deadline_seconds
     dumps: dict[int, Dump] = {}
