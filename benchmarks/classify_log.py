@@ -3,11 +3,11 @@
     python benchmarks/classify_log.py [MEGABYTES]
 
 Writes logs as training programs do (Megatron, Hugging Face, NCCL at INFO, progress bars) and one
-whose lines all differ, each with a
-failure at the end, and prints for each: megabytes per second of one core searched whole, the same
-for grep, and their ratio. Then the time for a small, a large and a huge (sparse) file at the
-limits of the hook, which must not grow with the size. The machine's other work is in both
-figures, so the ratio is what counts. At the end the confusion matrix on the sets of the tests.
+whose lines all differ, each with a failure at the end, and prints for each: megabytes per second of
+one core searched whole, the same for grep, and their ratio. Then the time for a small, a large and
+a huge (sparse) file at the limits of the hook, which must not grow with the size. The machine's
+other work is in both figures, so the ratio is what counts. At the end the confusion matrix on the
+sets of the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_hooks.joblog.verdict import classify
 MEGABYTE = 1_000_000
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
-SETS = {"composed": DATA / "logs", "public": DATA / "public_logs"}
+SETS = {"composed": DATA / "logs", "public": DATA / "public_logs", "unseen": DATA / "unseen_logs"}
 
 _END = (
     "5: Traceback (most recent call last):\n"
