@@ -76,6 +76,9 @@ def test_a_job_that_a_person_requeues_is_left_to_them(cluster: Cluster) -> None:
 
 
 def test_the_log_of_a_job_whose_batch_host_died_is_read_by_its_next_node(cluster: Cluster) -> None:
+    for node in cluster.node_names:
+        if cluster.node(node)["State"].startswith("DOWN"):
+            cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
     folder = cluster.folder / "batch-host-dies"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
