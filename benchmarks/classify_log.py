@@ -2,12 +2,12 @@
 
     python benchmarks/classify_log.py [MEGABYTES]
 
-Writes logs as training programs do (Megatron, Hugging Face, NCCL at INFO, progress bars), with a
-failure at the end, and prints for each: megabytes per second of one core searched whole, the same
-for grep, and their ratio. Then the time for a small, a large and a huge (sparse) file at the
-limits of the hook, which must not grow with the size. The machine's other work is in both
-figures, so the ratio is what counts. At the end the confusion matrix on the composed set of the
-tests.
+Writes logs as training programs do (Megatron, Hugging Face, NCCL at INFO, progress bars) and one
+whose lines all differ, each with a failure at the end, and prints for each: megabytes per second of
+one core searched whole, the same for grep, and their ratio. Then the time for a small, a large and
+a huge (sparse) file at the limits of the hook, which must not grow with the size. The machine's
+other work is in both figures, so the ratio is what counts. At the end the confusion matrix on the
+sets of the tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from slurm_hooks.joblog.verdict import classify
 
 MEGABYTE = 1_000_000
 
-SET = Path(__file__).parent.parent / "tests" / "data" / "logs"
+DATA = Path(__file__).parent.parent / "tests" / "data"
+SETS = {"composed": DATA / "logs", "public": DATA / "public_logs", "unseen": DATA / "unseen_logs"}
 
 _END = (
     "5: Traceback (most recent call last):\n"
@@ -37,6 +38,11 @@ _END = (
     "5: KeyError: 'tokens'\n"
     "srun: error: n1: task 5: Exited with exit code 1\n"
 )
+
+_WORDS = [
+    f"{chr(97 + n % 26)}{chr(97 + n * 7 % 26)}o{chr(97 + n * 11 % 26)}a" * 3 for n in range(97)
+]
+"""Words for a log whose lines differ in more than their digits: the dearest kind."""
 
 ORDINARY = {
     "megatron": lambda n: (
@@ -52,6 +58,10 @@ ORDINARY = {
     "nccl info": lambda n: (
         f"gpu-b07:21911:22870 [{n % 8}] NCCL INFO Channel {n % 32:02d}/0 : {n % 64}[{n % 8}] ->"
         f" {(n + 8) % 64}[{n % 8}] [send] via NET/IB/{n % 8}/GDRDMA\n"
+    ),
+    "no two alike": lambda n: (
+        f"sample {n}: {_WORDS[n % 97]} {_WORDS[n * 31 % 89]} {_WORDS[n * 17 % 83]}"
+        f" {_WORDS[n * 7 % 79]} {_WORDS[n * 13 % 73]}\n"
     ),
     "progress bar": lambda n: (
         f"Epoch 3:  {n % 100:2d}%|{'#' * (n % 20):20s}| {n}/90000 [1:02:03<2:03:04,  1.37it/s,"
@@ -71,7 +81,9 @@ def main() -> None:
             ours, grep = _speeds(path)
             print(f"{name:14} {ours:12.0f} {grep:9.0f} {ours / grep:6.2f}")
         _bounded(Path(folder))
-    _matrix() if SET.exists() else None
+    for name, folder in SETS.items():
+        if folder.exists():
+            _matrix(name, folder)
 
 
 def _write(path: Path, name: str, size: int) -> Path:
@@ -119,14 +131,14 @@ def _bounded(folder: Path) -> None:
         print(f"{megabytes:7d} MB {time.process_time() - began:8.2f}")
 
 
-def _matrix() -> None:
-    print("\nthe composed set: rows are the reading, columns the verdict")
-    wanted = json.loads((SET / "verdicts.json").read_text(encoding="utf-8"))
+def _matrix(name: str, folder: Path) -> None:
+    print(f"\nthe {name} set: rows are the reading, columns the verdict")
+    wanted = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
     cells: Counter[tuple[str, str]] = Counter()
     right_class = right_nodes = innocents = 0
     for one in wanted:
         layout = parse_layout(one["layout"]) if one["layout"] else Layout()
-        answer = classify([SET / one["file"]], layout, one.get("hosts")).document
+        answer = classify([folder / one["file"]], layout, one.get("hosts")).document
         cells[one["job_verdict"], answer["job_verdict"]] += 1
         right_class += answer["class"] == one["class"]
         named = {item["node"] for item in answer["implicated"]}

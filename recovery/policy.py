@@ -340,7 +340,12 @@ def _excerpts(incident: Incident, cause: Cause) -> Iterable[Excerpt]:
         text = log.text[:_EXCERPT_CHARACTERS]
         yield Excerpt(log.record, log.node, log.time, f"log.{log.fault_class}", text)
     ranked = sorted(
-        (s for s in incident.sightings if not s.finding.code.startswith("log.")),
+        (
+            s
+            for s in incident.sightings
+            # What a log says is in the verdict above; that one could not be read is told by itself.
+            if not s.finding.code.startswith("log.") or s.finding.code == "log.unreadable"
+        ),
         key=lambda s: ((s.node, s.finding.code) not in named, s.finding.severity == "info", s.time),
     )
     for sighting in ranked:

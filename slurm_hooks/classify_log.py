@@ -37,12 +37,18 @@ _JOB = {
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of a site's own signatures, tried first.",
 )
+@click.option(
+    "--dumps",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of flight-recorder dumps (nccl_trace_rank_N) and NCCL RAS reports.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one log-verdict/v1 document.")
 def command(
     files: tuple[Path, ...],
     layout: str | None,
     hosts: tuple[str, ...],
     signatures: tuple[Path, ...],
+    dumps: Path | None,
     as_json: bool,
 ) -> None:
     """Say what ended a job: read FILE, a job's log (or several of one job) or a kernel log.
@@ -52,7 +58,8 @@ def command(
     try:
         where = parse_layout(layout) if layout else Layout()
         addresses = dict(_address(host) for host in hosts)
-        verdict = classify(files, where, addresses, LIMITS, extra=signatures)
+        written = sorted(dumps.iterdir()) if dumps else []
+        verdict = classify(files, where, addresses, LIMITS, extra=signatures, dumps=written)
     except (LayoutError, SignatureError) as problem:
         raise click.UsageError(str(problem)) from problem
     for problem_text in verdict.unreadable.values():
@@ -83,6 +90,12 @@ def _text(verdict: Verdict) -> str:
     lines += [line for one in document["implicated"] for line in _wrapped("names: ", _named(one))]
     if not document["implicated"]:
         lines.append("names: nobody")
+    first = document["first_failure"]
+    if first:
+        ended = f"signal {first['signal']}" if first["signal"] else f"exit {first['exit_code']}"
+        lines.append(f"first to fail: rank {first['rank']}, {ended}, as torchrun saw it")
+    if document["dumps"]["ranks"]:
+        lines.append(f"flight recorder: dumps of {document['dumps']['ranks']} ranks")
     if document["cascade"]:
         lines.append(f"cascade: {document['cascade']} further lines that follow from it")
     for read in document["read"]:

@@ -78,7 +78,7 @@ class JoblogProbe:
     site's own log signatures; it need not exist.
     """
 
-    hooks: tuple[Hook, ...] = ("epilog",)
+    hooks: tuple[Hook, ...] = ("epilog", "health_check")
     deadline: float = 10.0
     max_bytes: int = 64 * 1024 * 1024
     signatures: Path = Path("/etc/slurm/log-signatures.d")

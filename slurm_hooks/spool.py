@@ -38,6 +38,7 @@ FOLDERS = {
     "requests": 0o755,
     "control": 0o755,
     "control/gate": 0o755,
+    "claims": 0o755,
 }
 
 MUNGE_COMMANDS = ("/usr/bin/munge", "/usr/local/bin/munge", "/opt/munge/bin/munge")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from tests.node import Node, job
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a job's user")
 
 NOBODY = pwd.getpwnam("nobody")
+
+REAL_DUMPS = Path(__file__).parent / "data" / "flight_recorder"
 
 FAILURE = (
     b"iteration 12 | lm loss 2.1\n"
@@ -141,6 +146,95 @@ def test_binary_text_colours_and_progress_bars_do_not_hide_the_failure(node: Nod
 def test_a_node_that_is_not_the_batch_host_leaves_the_log_alone(node: Node) -> None:
     log_of(node, FAILURE)
     assert findings(node, SLURM_JOB_NODELIST="n[0-2]") == []
+
+
+def test_the_next_node_reads_where_the_batch_host_says_nothing(node: Node) -> None:
+    log_of(node, FAILURE)
+    # After NODE_FAIL the other nodes are told 0:0, as after success.
+    told = {
+        "SLURM_JOB_NODELIST": "n[0-2]",
+        "SLURM_JOB_COMMENT": "recovery=requeue",
+        "SLURM_JOB_EXIT_CODE": "0",
+        "SLURM_JOB_EXIT_CODE2": "0:0",
+    }
+    (found,) = findings(node, **told)
+    assert found["code"] == "log.program_exception"
+    (claim,) = (node.spool / "claims").iterdir()
+    assert claim.read_text() == "n1"
+
+
+def test_the_next_node_leaves_a_log_alone_that_the_batch_host_has_claimed(node: Node) -> None:
+    log_of(node, FAILURE)
+    comment = "recovery=requeue"
+    assert len(findings(node, SLURM_JOB_COMMENT=comment)) == 1
+    for record in (node.spool / "incoming").iterdir():
+        record.unlink()
+    node.name = "n2"
+    assert findings(node, SLURM_JOB_COMMENT=comment) == []
+
+
+def test_a_file_that_the_jobs_processes_write_to_is_read_though_nobody_named_it(
+    node: Node,
+) -> None:
+    node.configure('[probes.joblog]\nhooks = ["epilog", "health_check"]\n')
+    log_of(node, b"all well\n")
+    hidden = log_of(node, FAILURE, "unnamed.txt")
+    secret = node.root / "secret"
+    secret.write_bytes(b"RuntimeError: the-secret\n")
+    secret.chmod(0o600)
+    told = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_UID": str(NOBODY.pw_uid),
+        "SLURM_JOB_USER": "nobody",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_NODELIST": "n1",
+        "SLURM_JOB_WORK_DIR": str(node.root / "out"),
+        "SLURM_JOB_COMMENT": "recovery=requeue",
+    }
+    assert node.run("prolog", **{**job(), **told}).status == 0
+    # What slurmd starts for a job: a slurmstepd with its title, and a task with the job's id.
+    step = subprocess.Popen(
+        ["slurmstepd: [7.batch]", "-c", "import time; time.sleep(600)"], executable=sys.executable
+    )
+    task = subprocess.Popen(
+        ["sleep", "600"],
+        stdout=hidden.open("ab"),
+        stderr=secret.open("ab"),
+        env={"SLURM_JOB_ID": "7"},
+        user=NOBODY.pw_uid,
+        group=NOBODY.pw_gid,
+        extra_groups=[],
+    )
+    try:
+        assert node.run("health_check").status == 0
+    finally:
+        for process in (step, task):
+            process.kill()
+            process.wait()
+    (note,) = (node.buffer / "open-files").iterdir()
+    assert json.loads(note.read_text())["files"] == [str(hidden)]
+    (found,) = findings(node, **told)
+    assert (found["code"], found["file"]) == ("log.program_exception", str(hidden))
+
+
+def test_a_rank_that_its_peers_dumps_show_absent_is_in_the_record(node: Node) -> None:
+    log_of(node, b"step 12 loss 2.1\n")
+    dumps = node.root / "out" / ".recovery" / "7.1"
+    dumps.mkdir(parents=True)
+    for dump in REAL_DUMPS.glob("nccl_trace_rank_*"):
+        shutil.copy(dump, dumps)
+        (dumps / dump.name).chmod(0o644)
+    for folder in (dumps, dumps.parent):
+        os.chown(folder, NOBODY.pw_uid, NOBODY.pw_gid)
+    (found,) = findings(
+        node,
+        SLURM_JOB_COMMENT="recovery=requeue",
+        SLURM_JOB_GPUS="0,1,2",
+    )
+    assert found["code"] == "log.collective_timeout"
+    (named,) = document(found)["implicated"]
+    assert (named["node"], named["rank"]) == ("n1", 2)
+    assert "all_reduce #6" in named["why"]
 
 
 def test_a_job_that_ended_well_has_its_log_left_alone(node: Node) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
+from typing import Any
 
+import psutil
 import pytest
 
 from recovery.demo.cluster import Cluster
 from slurm_hooks.record import utc
-from tests.failing_job import ACT, SLURM_CONF, WAIT_SECONDS, submit, tidy
+from tests.failing_job import ACT, OPTED_IN, SLURM_CONF, WAIT_SECONDS, submit, tidy
 
 pytestmark = pytest.mark.slurm
 
@@ -69,4 +72,53 @@ def test_a_job_that_a_person_requeues_is_left_to_them(cluster: Cluster) -> None:
         assert not cluster.mutations() - before
         assert f"job {job.id}" not in service.said()
     cluster.run("scancel", str(job.id))
+    tidy(cluster)
+
+
+def test_the_log_of_a_job_whose_batch_host_died_is_read_by_its_next_node(cluster: Cluster) -> None:
+    for node in cluster.node_names:
+        if cluster.node(node)["State"].startswith("DOWN"):
+            cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+    folder = cluster.folder / "batch-host-dies"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    script = folder / "job.sh"
+    script.write_text(
+        "#!/bin/sh\n"
+        'echo "Traceback (most recent call last):"\n'
+        "echo \"KeyError: 'shard-0007'\"\n"
+        "touch ready\n"
+        "srun sleep 600\n"
+    )
+    job_id = cluster.submit(
+        *("--nodes=3", "--no-requeue", f"--comment={OPTED_IN}", f"--chdir={folder}"),
+        script,
+        user="nobody",
+    )
+    cluster.wait((folder / "ready").exists, WAIT_SECONDS, "it runs")
+    lost = cluster.job(job_id)["BatchHost"]
+    cluster.stop_node(lost, signal.SIGKILL)
+    for process in psutil.process_iter(["cwd"]):
+        # By the job's folder: another cluster on this machine may have a job of the same number.
+        parent = process.parent() if process.info["cwd"] == str(folder) else None
+        if parent and parent.cmdline() == [f"slurmstepd: [{job_id}.batch]"]:
+            parent.kill()
+            break
+    cluster.run("scontrol", "update", f"nodename={lost}", "state=down", "reason=power")
+
+    def taken_over() -> dict[str, Any] | None:
+        for path in (cluster.spool / "incoming").glob("*.json"):
+            record = json.loads(path.read_bytes())
+            if record["hook"] == "epilog" and (record["job"] or {}).get("id") == job_id:
+                for finding in record["findings"]:
+                    if finding["code"].startswith("log."):
+                        return {"node": record["node"], **finding}
+        return None
+
+    found = cluster.wait(taken_over, WAIT_SECONDS, "another node's epilog reads the log")
+    assert found["node"] != lost
+    # srun has written into the same log which node was lost: that comes before all else.
+    assert found["code"] in ("log.node_lost", "log.program_exception")
+    cluster.start_node(lost)
+    cluster.run("scontrol", "update", f"nodename={lost}", "state=resume")
     tidy(cluster)

@@ -40,6 +40,7 @@ _PREFIXES = tuple(
         # pdsh, as DeepSpeed's launcher runs it
         r"(?!step|epoch|iter|stage|rank|cuda|gpu|layer|loss|v\d)"
         r"(?P<host>[a-z][a-z-]*\d[a-z0-9-]*(?:\.[a-z0-9-]+)*)(?<!\.py):\s(?=\S)",
+        r"(?P<host>\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}):\s(?=\S)",
         # times: ISO, with brackets, with zone; glog; dmesg; syslog; clock alone
         r"\[?(?P<iso>\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)"
         r"(?:Z| ?[+-]\d\d:?\d\d)?\]?:?\s+(?:- )?",

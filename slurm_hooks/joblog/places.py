@@ -61,7 +61,7 @@ class Places:
             return self.of_rank(line.rank)
         if line.task is not None:
             return self._of_task(line.task)
-        return None
+        return self.layout.nodes[0] if len(self.layout.nodes) == 1 else None
 
     def rank_of(self, line: Line) -> int | None:
         """The global rank that wrote ``line``, where it says so."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from slurm_hooks.joblog import kernel, tracebacks
+from slurm_hooks.joblog import candidates, kernel, torchrun, tracebacks
 from slurm_hooks.joblog.lines import TEXT_LIMIT, Line, parse
 from slurm_hooks.joblog.read import Piece
 from slurm_hooks.joblog.signatures import Catalogue, Signature, match
@@ -66,7 +66,7 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
     repeats: dict[str, int] = {}
     shapes: dict[bytes, tuple[int, str | None]] = {}
     kernel_lines: list[Line] = []
-    for start, end in _bounded(sorted(_candidates(data, catalogue.anchors))):
+    for start, end in _bounded(candidates.find(data, catalogue.anchors)):
         raw = data[start:end]
         if b"Traceback (most recent call last)" in raw:
             headers.append(start)
@@ -87,7 +87,10 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
         matched = match(catalogue, line.text)
         shapes[shape] = (seen + 1, matched[0].id if matched else None)
         if matched:
-            found[start] = Event(line, matched[0], matched[1])
+            captures = matched[1]
+            if matched[0].id == torchrun.SIGNATURE:
+                captures = torchrun.first_failure(data, start, line)
+            found[start] = Event(line, matched[0], captures)
     if kernel_log:
         kernel_lines = [
             parse(data[start:end], piece.offset + start, counter.at(start), source)
@@ -116,29 +119,6 @@ def progress_between(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 
 _SAMPLE = 64 << 10
-
-
-def _candidates(data: bytes, anchors: tuple[bytes, ...]) -> set[tuple[int, int]]:
-    lines: set[tuple[int, int]] = set()
-    for anchor in anchors:
-        at = data.find(anchor)
-        while at >= 0:
-            span = _line_around(data, at)
-            lines.add(span)
-            at = data.find(anchor, max(span[1], at + 1))
-    return lines
-
-
-def _line_around(data: bytes, at: int) -> tuple[int, int]:
-    """The line that holds ``at``, at most TEXT_LIMIT long; progress bars end in ``\\r``."""
-    floor = max(0, at - TEXT_LIMIT // 2)
-    start = max(data.rfind(b"\n", floor, at), data.rfind(b"\r", floor, at)) + 1
-    start = max(start, floor)
-    ceiling = min(len(data), at + TEXT_LIMIT)
-    end = data.find(b"\n", at, ceiling)
-    end = ceiling if end < 0 else end
-    turn = data.find(b"\r", at, end)
-    return start, end if turn < 0 else turn
 
 
 def _bounded(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -221,7 +201,7 @@ def _nan_line(piece: Piece, counter: _LineCounter, source: str) -> Line | None:
         bad.append(value)
     if len(bad) < _NAN_LINES:
         return None
-    start, end = _line_around(data, bad[-1].start())
+    start, end = candidates.line_around(data, bad[-1].start())
     return parse(data[start:end], piece.offset + start, counter.at(start), source)
 
 

@@ -9,15 +9,20 @@ Owns the order of events over files, and which of them are near enough to the en
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_hooks.joblog.attribute import Cause, Surroundings, attribute
+from slurm_hooks import as_user
+from slurm_hooks.joblog import flight_recorder, ras, waiting
+from slurm_hooks.joblog.attribute import attribute
+from slurm_hooks.joblog.cause import Cause, Surroundings
 from slurm_hooks.joblog.layout import Layout
 from slurm_hooks.joblog.lines import Line
+from slurm_hooks.joblog.places import Places
 from slurm_hooks.joblog.read import Excerpt, Limits, NotReadable, Piece, excerpt
 from slurm_hooks.joblog.scan import Event, progress_between, scan
 from slurm_hooks.joblog.signatures import Catalogue, load
@@ -41,6 +46,9 @@ _ADDRESS_MARK = b": Using "
 _ADDRESS_LINE_BYTES = 400
 _ADDRESSES_LIMIT = 20_000
 
+_RAS_FILE = re.compile(r"(?i)(?:^|[._-])(?:nccl)?ras(?:[._-]|$)")
+_RAS_BYTES = 4 << 20
+
 _TEXT_LIMIT = 1_000
 
 
@@ -60,11 +68,13 @@ def classify(
     limits: Limits | None = None,
     max_bytes: int = 256 << 20,
     extra: tuple[Path, ...] = (),
+    dumps: Sequence[Path] = (),
 ) -> Verdict:
     """Read the logs ``paths`` of one job and say what ended it.
 
     ``addresses`` are hosts by IP address, where the caller knows them. More of a file's end is
-    read, up to ``max_bytes``, while what was read holds nothing but the failure's echo.
+    read, up to ``max_bytes``, while what was read holds nothing but the failure's echo. ``dumps``
+    are files that its ranks' flight recorders or NCCL's RAS wrote in this attempt.
 
     Raises:
         SignatureError: the signatures, or a site's in the folders ``extra``, are wrong.
@@ -76,6 +86,7 @@ def classify(
     nan_line: Line | None = None
     excerpts: list[Excerpt] = []
     unreadable: dict[str, str] = {}
+    report = _ras(dumps)
     for path in paths:
         try:
             read, found = _file(path, catalogue, limits, max_bytes)
@@ -86,11 +97,39 @@ def classify(
         events += found.events
         nan_line = nan_line or found.nan_line
         known = {**found.addresses, **known}
+        report = found.ras or report
         for name, count in found.repeats.items():
             repeats[name] = repeats.get(name, 0) + count
-    around = Surroundings(layout or Layout(), known, repeats, nan_line)
-    cause = attribute(_in_order(events), around, catalogue)
-    return Verdict(cause, _document(cause, catalogue, excerpts), unreadable)
+    flight = flight_recorder.read(path for path in dumps if not _RAS_FILE.search(path.name))
+    around = Surroundings(layout or Layout(), known, repeats, nan_line, flight, report)
+    ordered = _in_order(events)
+    cause = attribute(ordered, around, catalogue)
+    document = _document(cause, catalogue, excerpts)
+    document["first_failure"] = _first_failure(ordered, around)
+    document["dumps"] = {"ranks": len(flight.ranks), "unread": len(flight.unreadable)}
+    return Verdict(cause, document, unreadable)
+
+
+def _ras(files: Sequence[Path]) -> ras.RasReport | None:
+    """The last of NCCL's own reports among ``files``, by name."""
+    report = None
+    for path in sorted(file for file in files if _RAS_FILE.search(file.name)):
+        with contextlib.suppress(OSError):
+            report = ras.find(as_user.read_start(path, _RAS_BYTES)) or report
+    return report
+
+
+def _first_failure(events: Sequence[Event], around: Surroundings) -> dict[str, Any] | None:
+    """torchrun's word on the rank that failed first: node, rank, exit code, signal number."""
+    told = waiting.first_failure(events)
+    if told is None:
+        return None
+    numbers = {
+        name: int(told.captures[key]) if key in told.captures else None
+        for name, key in (("rank", "rank"), ("exit_code", "code"), ("signal", "number"))
+    }
+    node = Places(events, around.layout, around.addresses).node(told.captures.get("host", ""))
+    return {"node": node or None, **numbers}
 
 
 @dataclass(frozen=True)
@@ -99,6 +138,7 @@ class _Found:
     repeats: Mapping[str, int]
     nan_line: Line | None
     addresses: Mapping[str, str]
+    ras: ras.RasReport | None
     all_echo: bool
 
 
@@ -119,6 +159,7 @@ def _look(read: Excerpt, catalogue: Catalogue) -> _Found:
     repeats: dict[str, int] = {}
     nan_line: Line | None = None
     addresses: dict[str, str] = {}
+    report = None
     all_echo = False
     for piece in read.pieces:
         scanned = scan(piece, catalogue, read.path)
@@ -127,12 +168,13 @@ def _look(read: Excerpt, catalogue: Catalogue) -> _Found:
         # Of the beginning of a long log, only who is who is of use: the end is in the last piece.
         if last:
             events, repeats, nan_line = list(current), dict(scanned.repeats), scanned.nan_line
+            report = ras.find(piece.data)
             all_echo = (
                 bool(current) and len(read.pieces) > 1 and _no_progress_before(current, piece)
             )
         for host, address in _addresses(piece.data):
             addresses.setdefault(address, host)
-    return _Found(events, repeats, nan_line, addresses, all_echo)
+    return _Found(events, repeats, nan_line, addresses, report, all_echo)
 
 
 def _addresses(data: bytes) -> Iterator[tuple[str, str]]:

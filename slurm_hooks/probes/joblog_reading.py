@@ -7,16 +7,18 @@ child that has become that user, with limits on bytes and time; what comes back 
 from __future__ import annotations
 
 import glob
+import heapq  # noqa: F401 - Counter loads it when first used, as a user who may not read it
 import itertools
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_hooks import as_user, catalog, optin
+from slurm_hooks import as_user, catalog, deadline, optin, task_environment
 from slurm_hooks.context import HookContext
-from slurm_hooks.joblog import paths, signatures
+from slurm_hooks.joblog import open_files, paths, signatures, takeover
 from slurm_hooks.joblog.layout import Layout, LayoutError, expand
 from slurm_hooks.joblog.read import Limits
 from slurm_hooks.joblog.verdict import Verdict, classify
@@ -47,23 +49,35 @@ def look(given: Look) -> Seen:
     job = context.job
     if job is None or job.uid is None:
         raise Skipped("no job, or nobody's")
+    began = time.monotonic()
     nodes = _nodes(job)
-    if nodes and nodes[0] != context.node:
-        raise Skipped(f"the job's output is read on its batch host, {nodes[0]}")
+    _agree(given, nodes)
     patterns = _patterns(context)
     if not patterns:
         raise Skipped("Slurm did not tell where the job's output is")
     extra = (settings.signatures,)
     signatures.load(*extra)  # as root: a site's folder need not be its users' to read
     layout = Layout(nodes, len(job.gpus) or None)
+    addresses = _hosts(nodes)
+    held = open_files.recall(
+        open_files.folder(given.config.spool, context.node), job.id, job.restart
+    )
+    patterns += [glob.escape(path) for path in held]
 
     def read() -> bytes:
         verdict = classify(
-            _files(patterns), layout, limits=Limits(), max_bytes=settings.max_bytes, extra=extra
+            _files(patterns),
+            layout,
+            addresses,
+            Limits(),
+            settings.max_bytes,
+            extra,
+            _dumps(context),
         )
         return json.dumps(_answer(verdict)).encode()
 
-    outcome = as_user.look(job.uid, read, max(0.2, settings.deadline - _RESERVE_SECONDS))
+    left = settings.deadline - _RESERVE_SECONDS - (time.monotonic() - began)
+    outcome = as_user.look(job.uid, read, max(0.2, left))
     if outcome.status != "ok":
         return Seen((_unread(job, outcome.detail or outcome.status),))
     answer = json.loads(outcome.output)
@@ -73,6 +87,77 @@ def look(given: Look) -> Seen:
         why = "; ".join(answer["unreadable"].values()) or "there is no such file"
         return Seen((_unread(job, why),))
     return Seen((_finding(job, answer["document"]),), notes={"unreadable": answer["unreadable"]})
+
+
+def _agree(given: Look, nodes: tuple[str, ...]) -> None:
+    """Return where this node is to read; the batch host is, another one where that is lost.
+
+    Raises:
+        Skipped: it is not.
+    """
+    context, place = given.context, given.config.spool.path
+    if len(nodes) < 2 or context.node not in nodes:
+        if nodes and nodes[0] != context.node:
+            raise Skipped(f"the job's output is read on its batch host, {nodes[0]}")
+        return
+    opted_in = _wishes(context).opted_in
+    position = nodes.index(context.node)
+    if position == 0:
+        if opted_in:  # whoever else looks waits for this; a spool that hangs delays nothing here
+            deadline.run_one(lambda: _claim(place, context, 0.0), _CLAIM_SECONDS)
+        if context.job and context.job.exit == "0:0":
+            raise Skipped("the job's script exited 0")
+        return
+    patience = takeover.patience(position) if opted_in else None
+    if patience is None:
+        raise Skipped(f"the job's output is read on its batch host, {nodes[0]}")
+    outcome = deadline.run_one(lambda: _claim(place, context, patience), patience + _CLAIM_SECONDS)
+    if outcome.status != "ok":
+        raise Skipped(f"who reads could not be agreed: {outcome.detail or outcome.status}")
+    if outcome.output != _OURS:
+        raise Skipped(f"the job's output is read on its batch host, {nodes[0]}, or by another node")
+
+
+_OURS = b"ours"
+_CLAIM_SECONDS = 1.0
+
+
+def _claim(place: Path, context: HookContext, wait_seconds: float) -> bytes:
+    return _OURS if takeover.claim(place, context, wait_seconds) else b""
+
+
+def _hosts(nodes: Sequence[str]) -> dict[str, str]:
+    """The addresses that /etc/hosts gives to the job's nodes; no name server is asked."""
+    try:
+        content = Path("/etc/hosts").read_bytes()[:_HOSTS_BYTES].decode("utf-8", "replace")
+    except OSError:
+        return {}
+    wanted = set(nodes)
+    found: dict[str, str] = {}
+    for line in content.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        named = wanted & {name.partition(".")[0] for name in names} | wanted & set(names)
+        if len(named) == 1:
+            found[address] = named.pop()
+    return {address: node for address, node in found.items() if not address.startswith("127.")}
+
+
+_HOSTS_BYTES = 1 << 20
+
+
+def _dumps(context: HookContext) -> list[Path]:
+    """Run as the user: what the attempt's ranks left in the folder that it was given."""
+    job, work_dir = context.job, context.work_dir
+    if job is None or work_dir is None or not _wishes(context).opted_in:
+        return []
+    folder = Path(work_dir) / task_environment.dump_folder(job.id, job.restart)
+    try:
+        return sorted(itertools.islice(folder.iterdir(), _DUMPS_LIMIT))
+    except OSError:
+        return []
+
+
+_DUMPS_LIMIT = 20_000
 
 
 def _nodes(job: RecordJob) -> tuple[str, ...]:
