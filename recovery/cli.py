@@ -22,6 +22,8 @@ _COMMANDS = {
     "explain": "looking",
     "grants": "looking",
     "resume": "control",
+    "init": "site",
+    "doctor": "site",
 }
 """Each command, in the order of the help, and its module in ``recovery.commands``."""
 
