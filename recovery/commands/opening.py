@@ -18,6 +18,7 @@ from slurm_hooks.config import Config, ConfigError, load
 
 if TYPE_CHECKING:  # what a command does not use, it does not wait for
     from recovery.aggregator import Aggregator
+    from recovery.slurm.base import Scheduler
     from recovery.store import Store
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -31,6 +32,18 @@ def configuration() -> Config:
         fail(str(error), 2)
 
 
+def scheduler(config: Config) -> Scheduler:
+    """Return the way to Slurm that the configuration names; nothing is asked yet."""
+    seconds = config.controller.command_timeout
+    if config.slurm.backend == "rest":
+        from recovery.slurm.rest import RestScheduler
+
+        return RestScheduler(config.slurm, timeout_seconds=seconds)
+    from recovery.slurm.cli import CliScheduler
+
+    return CliScheduler(timeout_seconds=seconds)
+
+
 @contextmanager
 def aggregator(config: Config) -> Iterator[Aggregator]:
     """The one aggregator of this state folder, while the lock is held."""
@@ -38,7 +51,6 @@ def aggregator(config: Config) -> Iterator[Aggregator]:
 
     from recovery.aggregator import Aggregator
     from recovery.journal import JournalError
-    from recovery.slurm.cli import CliScheduler
     from recovery.store import StoreError
 
     logging.basicConfig(
@@ -49,8 +61,7 @@ def aggregator(config: Config) -> Iterator[Aggregator]:
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
         lock = FileLock(state / "aggregator.lock", timeout=0)
         with lock:
-            scheduler = CliScheduler(timeout_seconds=config.controller.command_timeout)
-            running = Aggregator(config, scheduler)
+            running = Aggregator(config, scheduler(config))
             try:
                 yield running
             finally:
