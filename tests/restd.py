@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.demo.cluster import Cluster
+from recovery.demo.programs import find_programs, release
 from slurm_hooks.config import Slurm
 
 SLURMRESTD = shutil.which("slurmrestd", path="/usr/sbin:/usr/local/sbin")
 
 ACCOUNT = "daemon"
 """It is neither root nor SlurmUser, as whom slurmrestd refuses to run, nor nobody."""
+
+RELEASE = release(find_programs()["slurmctld"])
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,6 @@ class Restd:
     def settings(self) -> Slurm:
         """How to reach it, with tokens that scontrol makes."""
         return Slurm(backend="rest", url=f"unix:{self.socket}", user="root")
-
-
-def release() -> tuple[int, int]:
-    """The Slurm of this machine."""
-    slurmctld = shutil.which("slurmctld", path="/usr/sbin:/usr/local/sbin")
-    assert slurmctld is not None
-    said = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, check=True)
-    match = re.search(r"(\d+)\.(\d+)", said.stdout)
-    assert match
-    return int(match[1]), int(match[2])
 
 
 def jwt_lines(key: Path) -> str:
@@ -61,7 +53,7 @@ def running(cluster: Cluster) -> Iterator[Restd]:
     folder.mkdir(exist_ok=True)
     os.chown(folder, account.pw_uid, account.pw_gid)
     socket = folder / "socket"
-    plugin = "openapi/v0.0.38" if release() < (23, 2) else "openapi/slurmctld"
+    plugin = "openapi/v0.0.38" if RELEASE < (23, 2) else "openapi/slurmctld"
     argv = [SLURMRESTD, "-f", str(cluster.layout.slurm_conf), "-a", "rest_auth/jwt"]
     log = cluster.folder / "slurmrestd.log"
     with log.open("ab") as said:

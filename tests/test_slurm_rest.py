@@ -23,9 +23,8 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="slurmrestd runs as another user"),
 ]
 
-RELEASE = restd.release()
-CHANGES_NODES = RELEASE >= (23, 11)
-REQUEUES = RELEASE >= (26, 5)
+CHANGES_NODES = restd.RELEASE >= (23, 11)
+REQUEUES = restd.RELEASE >= (26, 5)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +172,9 @@ def test_a_stopped_slurmctld_is_unavailable_and_never_an_empty_cluster(
     assert scheduler.nodes()
     cluster.run("scontrol", "shutdown", "slurmctld")
     try:
+        cluster.wait(
+            lambda: cluster.run("scontrol", "ping", check=False).returncode != 0, 60, "it ends"
+        )
         for call in (scheduler.jobs, scheduler.nodes, lambda: scheduler.hold("1")):
             with pytest.raises(SchedulerUnavailable):
                 call()

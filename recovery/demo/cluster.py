@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from recovery.demo import fake_nvml, files, slurm_conf, slurm_text
 from recovery.demo.ports import Ports
 from recovery.demo.processes import Keeper, alive
-from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs
+from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs, release
 from recovery.demo.service import Service
 from recovery.demo.slurm_conf import Layout
 from recovery.slurm.cli import CliScheduler
@@ -376,6 +376,7 @@ class Cluster:
     def _write_files(self) -> None:
         assert self._ports is not None
         wanted = files.Wanted(
+            release=release(self._programs["slurmctld"]),
             node_ports=dict(zip(self.node_names, self._ports.numbers[1:], strict=True)),
             controller_port=self._ports.numbers[0],
             gpus=self.gpus,

@@ -32,6 +32,7 @@ _FOLDER_LIMIT_CHARACTERS = 50
 class Wanted:
     """The cluster that the files are for; the words are those of ``Cluster``."""
 
+    release: tuple[int, int]
     node_ports: Mapping[str, int]
     controller_port: int
     gpus: int
@@ -104,6 +105,8 @@ def _slurm(layout: Layout, wanted: Wanted) -> None:
         extra=wanted.slurm_conf_extra,
     )
     layout.slurm_conf.write_text(text, encoding="utf-8")
+    if wanted.release >= slurm_conf.CGROUP_CAN_BE_DISABLED:
+        (layout.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n", encoding="utf-8")
     for path in wanted.slurm_files:
         shutil.copy(path, layout.slurm_conf.parent)
 

@@ -115,7 +115,9 @@ class RestScheduler:
     def start_now(self, job: str, excluded: Collection[str]) -> None:
         checked_nodes(excluded)
         began = {"set": True, "infinite": False, "number": int(time.time())}
-        self._update("update job", job, {"excluded_nodes": sorted(excluded), "begin_time": began})
+        self._update(
+            "update job", job, {"excluded_nodes": ",".join(sorted(excluded)), "begin_time": began}
+        )
 
     def hold(self, job: str) -> None:
         self._change("hold", f"/job/{checked_job(job)}", {"hold": True})
@@ -184,7 +186,7 @@ class RestScheduler:
             raise SchedulerUnavailable(str(error)) from error
         if answer.status in (401, 403):
             raise SchedulerUnavailable("slurmrestd does not accept our token (or none was given)")
-        if answer.status == 404:
+        if answer.status == 404 and not _errors(answer):
             self._api = None
             raise SchedulerUnavailable(f"slurmrestd knows no {path.partition('?')[0]}")
         return answer
