@@ -213,9 +213,19 @@ class Cluster:
             raise ClusterError(f"{' '.join(map(str, argv))}: status {finished.returncode}: {said}")
         return finished
 
-    def submit(self, *argv: str | Path, user: str | None = None) -> int:
-        """Return the job id of ``sbatch ARGV…``, run as ``user``."""
-        return int(self.run("sbatch", "--parsable", *argv, user=user).stdout.split(";")[0])
+    def submit(
+        self,
+        *argv: str | Path,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> int:
+        """Return the job id of ``sbatch ARGV…``, run as ``user``; the job inherits ``env``.
+
+        Not by ``--export=ALL,NAME=…``: 26.05 then asks the user's login shell for an environment,
+        and holds the job of an account that has none ("user env retrieval failed").
+        """
+        said = self.run("sbatch", "--parsable", *argv, user=user, env=env).stdout
+        return int(said.split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:
         """Return what ``scontrol show job`` says, by its own names."""
