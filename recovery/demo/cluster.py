@@ -45,8 +45,6 @@ READY_SECONDS = 60.0
 
 POLL_SECONDS = 0.05
 
-_TAIL_LINES = 20
-
 
 class Cluster:
     """A private cluster, up between ``with`` and its end.
@@ -165,7 +163,7 @@ class Cluster:
     @property
     def slurmctld_log(self) -> str:
         """slurmctld.log so far; it names every call that slurmctld has received."""
-        return _read(self.layout.controller_log)
+        return files.read(self.layout.controller_log)
 
     def kernel_log(self, node: str) -> Path:
         """The file that stands for the node's kernel log."""
@@ -177,7 +175,7 @@ class Cluster:
 
     def slurmd_log(self, node: str) -> str:
         """The node's slurmd.log so far."""
-        return _read(self.layout.slurmd_log(node))
+        return files.read(self.layout.slurmd_log(node))
 
     # Commands
 
@@ -300,7 +298,7 @@ class Cluster:
 
     def break_gpu(self, node: str, gpu: int, fault: str, value: Any = True) -> None:
         """Add a fault (``lost``, …) to those that the node's GPU ``gpu`` has already."""
-        state = json.loads(_read(self.gpu_state(node)))
+        state = json.loads(files.read(self.gpu_state(node)))
         state.setdefault("gpus", {}).setdefault(str(gpu), {})[fault] = value
         self.set_gpus(node, state)
 
@@ -414,19 +412,10 @@ class Cluster:
         }
 
     def _last_log_lines(self) -> str:
-        logs = [self.layout.controller_log, self.layout.controller_log.with_suffix(".err")]
-        logs += [self.layout.munge_socket.parent / "err"]
-        logs += [self.layout.slurmd_log(node) for node in self.node_names]
-        logs += [self.layout.node(node) / "slurmd.err" for node in self.node_names]
-        texts = [(log, _read(log).splitlines()[-_TAIL_LINES:]) for log in logs if log.exists()]
-        return "\n".join(f"== {log}\n" + "\n".join(lines) for log, lines in texts if lines)
+        return files.last_log_lines(self.layout, self.node_names)
 
 
 def _as_user(name: str) -> dict[str, Any]:
     """The arguments of subprocess.run by which a command loses the caller's own groups too."""
     account = pwd.getpwnam(name)
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="backslashreplace") if path.exists() else ""

@@ -27,6 +27,8 @@ COMMANDS = Path(sys.executable).parent
 _FOLDER_LIMIT_CHARACTERS = 50
 """Slurm puts sockets below it, whose whole path may have 107 characters (unix(7))."""
 
+_TAIL_LINES = 20
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -83,6 +85,21 @@ def replace(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)
+
+
+def read(path: Path) -> str:
+    """Return a file's text, empty where there is none."""
+    return path.read_text(encoding="utf-8", errors="backslashreplace") if path.exists() else ""
+
+
+def last_log_lines(layout: Layout, nodes: Sequence[str]) -> str:
+    """Return the end of every daemon's log, for whoever asks why something did not happen."""
+    logs = [layout.controller_log, layout.controller_log.with_suffix(".err")]
+    logs += [layout.munge_socket.parent / "err"]
+    logs += [layout.slurmd_log(node) for node in nodes]
+    logs += [layout.node(node) / "slurmd.err" for node in nodes]
+    texts = [(log, read(log).splitlines()[-_TAIL_LINES:]) for log in logs if log.exists()]
+    return "\n".join(f"== {log}\n" + "\n".join(lines) for log, lines in texts if lines)
 
 
 def _munge_key(key: Path) -> None:
