@@ -54,7 +54,7 @@ class Pass:
 
 
 class Aggregator:
-    """Decides, and acts where it may. One at a time for a state folder (see ``cli``).
+    """Decides, and acts where it may. One at a time for a state folder (see ``commands``).
 
     ``clock`` returns seconds since the epoch.
     """

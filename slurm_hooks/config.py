@@ -50,6 +50,28 @@ class Controller:
 
 
 @frozen
+class Slurm:
+    """How the controller speaks with Slurm.
+
+    ``cli`` runs Slurm's commands; ``rest`` asks slurmrestd at ``url``, ``unix:/PATH``,
+    ``http://HOST:PORT`` or ``https://HOST:PORT``, as ``user`` (empty: whom this runs as). ``token``
+    is a file with that user's JWT, read anew whenever it changes; empty: ``scontrol token`` makes
+    one. A socket with rest_auth/local, which needs none: ``token = "none"``.
+    """
+
+    backend: Literal["cli", "rest"] = "cli"
+    url: str = "unix:/run/slurmrestd/slurmrestd.socket"
+    user: str = ""
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("unix:/", "http://", "https://")):
+            raise ValueError(f"url must begin with unix:/, http:// or https://, not {self.url!r}")
+        if self.token not in ("", "none") and not self.token.startswith("/"):
+            raise ValueError(f"token must be the absolute path of a file, not {self.token!r}")
+
+
+@frozen
 class ClassRule:
     """What a fault class asks for; ``recovery/policy.toml`` has the defaults and says it in full.
 
@@ -122,6 +144,7 @@ class Config(NodeConfig):
     """All of recovery.toml: what a node reads of it, and what the controller does."""
 
     controller: Controller = field(default_factory=Controller)
+    slurm: Slurm = field(default_factory=Slurm)
     policy: Policy = field(default_factory=Policy)
     guard: Guard = field(default_factory=Guard)
     grant: tuple[Grant, ...] = ()

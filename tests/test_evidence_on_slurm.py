@@ -117,12 +117,16 @@ class Run:
         return self.cluster.submit(
             *self.as_user,
             *("--nodes=4", "--ntasks-per-node=2", "--gpus-per-node=2"),
-            f"--export=ALL,RUN={folder},PROGRAM={program}/train.py,PATH=/usr/bin:/bin",
             f"--output={output or folder / 'train.log'}",
             f"--comment=recovery=requeue,{wishes}",
             *sbatch,
             EXAMPLES / "train.sbatch",
             *("--save-every=10", *options),
+            env={
+                "RUN": str(folder),
+                "PROGRAM": f"{program}/train.py",
+                "PATH": "/usr/bin:/bin",
+            },
         )
 
     @property

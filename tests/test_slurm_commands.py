@@ -70,7 +70,8 @@ def test_an_array_task_is_found_by_its_own_id(cluster: Cluster, scheduler: Sched
 
     tasks = cluster.wait(both, 30, "both tasks have failed")
     for task in tasks:
-        assert scheduler.jobs([task.id]) == {task.id: task}
+        found = scheduler.jobs([task.id])
+        assert {job.id: job.array for job in found.values()} == {task.id: task.array}
     first = min(tasks, key=lambda job: str(job.array))
     scheduler.requeue(first.name_for_commands)
     requeued = wait_for(cluster, first.id, "pending", lambda job: job.pending)

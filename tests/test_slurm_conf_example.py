@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
 def test_slurm_takes_every_line_as_it_stands(cluster: Cluster) -> None:
     shown = cluster.run("scontrol", "show", "config").stdout
-    in_force = dict(re.findall(r"^(\w+)\s+= (.*?)\s*$", shown, re.MULTILINE))
+    in_force = dict(re.findall(r"^(\w+)(?:\[0\])?\s+= (.*?)\s*$", shown, re.MULTILINE))
     for key, value in settings().items():
         told = in_force[key].removesuffix(" sec")
         if INSTALLED in value:

@@ -212,12 +212,12 @@ def submit(cluster: Cluster) -> Iterator[Callable[..., Any]]:
         comment = f"recovery=requeue,max_restarts=3,checkpoint={folder}/ckpt"
         comment += f",progress={folder}/progress,logs={folder}/*.log"
         return run, cluster.submit(
-            f"--export=ALL,RUN={folder},PROGRAM={EXAMPLES}/train.py",
             f"--output={folder}/train.log",
             f"--comment={comment}",
             "--nodelist=n[1-2]",
             EXAMPLES / "train.sbatch",
             *options,
+            env={"RUN": str(folder), "PROGRAM": f"{EXAMPLES}/train.py"},
         )
 
     yield start

@@ -16,7 +16,6 @@ every job is the caller's own.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import pwd
@@ -24,23 +23,20 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from recovery.demo import fake_nvml, slurm_conf, slurm_text
+from recovery.demo import fake_nvml, files, slurm_conf, slurm_text
 from recovery.demo.ports import Ports
 from recovery.demo.processes import Keeper, alive
-from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs
+from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs, release
 from recovery.demo.service import Service
 from recovery.demo.slurm_conf import Layout
 from recovery.slurm.cli import CliScheduler
-from slurm_hooks import spool
 
 T = TypeVar("T")
 
@@ -49,13 +45,6 @@ READY_SECONDS = 60.0
 
 POLL_SECONDS = 0.05
 
-_COMMANDS = Path(sys.executable).parent
-"""Where the console scripts of this installation lie."""
-
-_TAIL_LINES = 20
-_FOLDER_LIMIT_CHARACTERS = 50
-"""Slurm puts sockets below it, whose whole path may have 107 characters (unix(7))."""
-
 
 class Cluster:
     """A private cluster, up between ``with`` and its end.
@@ -63,7 +52,8 @@ class Cluster:
     ``folder`` must not exist yet or be empty; by default it is a new one below the system's
     temporary folder. It is removed at the end unless ``keep``. ``config`` is text of
     recovery.toml, ``slurm_conf_extra`` lines of slurm.conf; both win over what the cluster sets
-    itself. Without ``hooks`` Slurm runs no Prolog, Epilog or HealthCheckProgram.
+    itself. ``slurm_files`` are copied beside slurm.conf, where Slurm looks for its plugins'
+    scripts. Without ``hooks`` Slurm runs no Prolog, Epilog or HealthCheckProgram.
 
     ``environment`` is for everything that talks to this cluster: SLURM_CONF, PATH,
     SLURM_RECOVERY_CONFIG and the caller's other variables, without those of another Slurm.
@@ -76,6 +66,7 @@ class Cluster:
         folder: Path | None = None,
         config: str = "",
         slurm_conf_extra: str = "",
+        slurm_files: Sequence[Path] = (),
         hooks: bool = True,
         health_check_seconds: int = 30,
         slurmd_timeout_seconds: int = 300,
@@ -85,6 +76,7 @@ class Cluster:
         self.gpus = gpus
         self._wanted_folder = folder
         self._config, self._slurm_conf_extra, self._hooks = config, slurm_conf_extra, hooks
+        self._slurm_files = tuple(slurm_files)
         self._health_check_seconds = health_check_seconds
         self._slurmd_timeout_seconds = slurmd_timeout_seconds
         self._keep = keep
@@ -97,7 +89,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self._programs = find_programs()
-        folder = _new_folder(self._wanted_folder)
+        folder = files.new_folder(self._wanted_folder)
         self._layout = Layout(folder)
         try:
             self._keeper = Keeper(folder, remove_folder=not self._keep)
@@ -171,7 +163,7 @@ class Cluster:
     @property
     def slurmctld_log(self) -> str:
         """slurmctld.log so far; it names every call that slurmctld has received."""
-        return _read(self.layout.controller_log)
+        return files.read(self.layout.controller_log)
 
     def kernel_log(self, node: str) -> Path:
         """The file that stands for the node's kernel log."""
@@ -183,7 +175,7 @@ class Cluster:
 
     def slurmd_log(self, node: str) -> str:
         """The node's slurmd.log so far."""
-        return _read(self.layout.slurmd_log(node))
+        return files.read(self.layout.slurmd_log(node))
 
     # Commands
 
@@ -219,9 +211,19 @@ class Cluster:
             raise ClusterError(f"{' '.join(map(str, argv))}: status {finished.returncode}: {said}")
         return finished
 
-    def submit(self, *argv: str | Path, user: str | None = None) -> int:
-        """Return the job id of ``sbatch ARGV…``, run as ``user``."""
-        return int(self.run("sbatch", "--parsable", *argv, user=user).stdout.split(";")[0])
+    def submit(
+        self,
+        *argv: str | Path,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> int:
+        """Return the job id of ``sbatch ARGV…``, run as ``user``; the job inherits ``env``.
+
+        Not by ``--export=ALL,NAME=…``: 26.05 then asks the user's login shell for an environment,
+        and holds the job of an account that has none ("user env retrieval failed").
+        """
+        said = self.run("sbatch", "--parsable", *argv, user=user, env=env).stdout
+        return int(said.split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:
         """Return what ``scontrol show job`` says, by its own names."""
@@ -277,13 +279,13 @@ class Cluster:
         """Run ``recovery run ARGUMENTS…`` for as long as the cluster is up."""
         assert self._keeper is not None
         log = self.folder / "aggregator.log"
-        argv = [str(_COMMANDS / "recovery"), "run", *arguments]
+        argv = [str(files.COMMANDS / "recovery"), "run", *arguments]
         return Service("the aggregator", self._keeper.start(argv, self.environment, log), log)
 
     def configure(self, config: str) -> None:
         """Replace what the caller had put into recovery.toml; the next run of a hook reads it."""
         text = slurm_conf.recovery_toml(self.layout, os.getuid(), config)
-        _replace(self.layout.recovery_toml, text)
+        files.replace(self.layout.recovery_toml, text)
 
     # Faults
 
@@ -296,7 +298,7 @@ class Cluster:
 
     def break_gpu(self, node: str, gpu: int, fault: str, value: Any = True) -> None:
         """Add a fault (``lost``, …) to those that the node's GPU ``gpu`` has already."""
-        state = json.loads(_read(self.gpu_state(node)))
+        state = json.loads(files.read(self.gpu_state(node)))
         state.setdefault("gpus", {}).setdefault(str(gpu), {})[fault] = value
         self.set_gpus(node, state)
 
@@ -380,44 +382,23 @@ class Cluster:
     # Files
 
     def _write_files(self) -> None:
-        layout, folder, ports = self.layout, self.folder, self._ports
-        assert ports is not None
-        for name in ("munge", "controller", "bin", "lib", "gpus", "run", "state", "work"):
-            (folder / name).mkdir()
-        spool.create(self.spool)
-        for node in self.node_names:
-            (layout.node(node) / "slurmd").mkdir(parents=True)
-            self.kernel_log(node).touch()
-            self.mend_gpus(node)
-        key = layout.munge_socket.parent / "key"
-        key.touch(mode=0o400)
-        key.chmod(0o600)
-        key.write_bytes(os.urandom(128))
-        text = slurm_conf.slurm_conf(
-            layout,
-            user=getpass.getuser() if os.getuid() else "root",
-            controller_host=socket.gethostname().partition(".")[0],
-            controller_port=ports.numbers[0],
-            node_ports=dict(zip(self.node_names, ports.numbers[1:], strict=True)),
+        assert self._ports is not None
+        wanted = files.Wanted(
+            release=release(self._programs["slurmctld"]),
+            node_ports=dict(zip(self.node_names, self._ports.numbers[1:], strict=True)),
+            controller_port=self._ports.numbers[0],
             gpus=self.gpus,
             hooks=self._hooks,
             health_check_seconds=self._health_check_seconds,
             slurmd_timeout_seconds=self._slurmd_timeout_seconds,
-            extra=self._slurm_conf_extra,
+            slurm_conf_extra=self._slurm_conf_extra,
+            slurm_files=self._slurm_files,
         )
-        layout.slurm_conf.write_text(text, encoding="utf-8")
-        gres = slurm_conf.gres_conf(layout, self.node_names, self.gpus)
-        (folder / "gres.conf").write_text(gres, encoding="utf-8")
-        for number in range(self.gpus):
-            (folder / "gpus" / f"nvidia{number}").symlink_to(os.devnull)
-        for wrapper, hook in slurm_conf.HOOKS.items():
-            _script(folder / "bin" / wrapper, slurm_conf.hook_wrapper(layout, _COMMANDS / hook))
-        task_prolog = _COMMANDS / slurm_conf.TASK_PROLOG if self._hooks else None
-        _script(folder / "bin" / "task-prolog", slurm_conf.task_prolog(layout, task_prolog))
+        files.write(self.layout, wanted)
+        for node in self.node_names:
+            self.mend_gpus(node)
         self.configure(self._config)
         self.environment = self._environment()
-        if self.gpus:
-            fake_nvml.build(layout.library_folder)
 
     def _environment(self) -> dict[str, str]:
         outer = re.compile(r"(SLURM|SBATCH|SALLOC|SQUEUE|SINFO|SCONTROL)_")
@@ -425,52 +406,16 @@ class Cluster:
         path = inherited.get("PATH", "")
         return {
             **inherited,
-            "PATH": f"{_COMMANDS}:{path}:{SYSTEM_PATH}",
+            "PATH": f"{files.COMMANDS}:{path}:{SYSTEM_PATH}",
             "SLURM_CONF": str(self.layout.slurm_conf),
             "SLURM_RECOVERY_CONFIG": str(self.layout.recovery_toml),
         }
 
     def _last_log_lines(self) -> str:
-        logs = [self.layout.controller_log, self.layout.controller_log.with_suffix(".err")]
-        logs += [self.layout.munge_socket.parent / "err"]
-        logs += [self.layout.slurmd_log(node) for node in self.node_names]
-        logs += [self.layout.node(node) / "slurmd.err" for node in self.node_names]
-        texts = [(log, _read(log).splitlines()[-_TAIL_LINES:]) for log in logs if log.exists()]
-        return "\n".join(f"== {log}\n" + "\n".join(lines) for log, lines in texts if lines)
-
-
-def _new_folder(wanted: Path | None) -> Path:
-    folder = wanted.absolute() if wanted else Path(tempfile.mkdtemp(prefix="slurm-"))
-    if not re.fullmatch(r"[\w./-]+", str(folder), re.ASCII):
-        raise ClusterError(f"{folder}: slurm.conf takes no path with such characters")
-    if len(str(folder)) > _FOLDER_LIMIT_CHARACTERS:
-        raise ClusterError(
-            f"{folder}: more than {_FOLDER_LIMIT_CHARACTERS} characters: Slurm's sockets do not fit"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ClusterError(f"{folder}: not empty, and the cluster would remove it at its end")
-    folder.chmod(0o755)  # munge and the jobs of other users must get in
-    return folder
+        return files.last_log_lines(self.layout, self.node_names)
 
 
 def _as_user(name: str) -> dict[str, Any]:
     """The arguments of subprocess.run by which a command loses the caller's own groups too."""
     account = pwd.getpwnam(name)
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
-def _script(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whoever reads the file meanwhile sees the old text or the new one, never half of it."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="backslashreplace") if path.exists() else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 
 PROGRAMS = ("slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun", "squeue", "munged")
 
@@ -30,3 +32,16 @@ def find_programs() -> dict[str, str]:
             "apt-get install slurmctld slurmd slurm-client munge"
         )
     return {name: where for name, where in found.items() if where is not None}
+
+
+def release(slurmctld: str) -> tuple[int, int]:
+    """Return a slurmctld's release, such as ``(22, 5)`` for 22.05.8.
+
+    Raises:
+        ClusterError: it does not say.
+    """
+    said = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"(\d+)\.(\d+)", said)
+    if match is None:
+        raise ClusterError(f"{slurmctld} -V says {said[:60]!r}")
+    return int(match[1]), int(match[2])

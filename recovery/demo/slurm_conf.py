@@ -28,6 +28,10 @@ HOOKS = {
 }
 """Wrapper in the cluster's bin folder: the hook that it runs."""
 
+CGROUP_CAN_BE_DISABLED = (23, 2)
+"""The first release with cgroup.conf's CgroupPlugin=disabled. 26.05 starts no step without it where
+there is no cgroup to be had, as in a container, although no plugin of slurm.conf asks for one."""
+
 TASK_PROLOG = "slurm-hook-task-prolog"
 
 

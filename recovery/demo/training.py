@@ -96,8 +96,6 @@ class Training:
         if self.account:
             shutil.chown(folder, self.account)
         job = self._cluster.submit(
-            f"--export=ALL,RUN={folder},PROGRAM={self._programs}/train.py,HOME={folder},"
-            f"PATH={self._programs}/bin:{SYSTEM_PATH}",
             f"--job-name={name}",
             *_NODES_AND_RANKS,
             *([f"--exclude={avoided}"] if avoided else []),
@@ -110,6 +108,12 @@ class Training:
             f"--save-every={SAVE_EVERY}",
             *arguments,
             user=self.account,
+            env={
+                "RUN": str(folder),
+                "PROGRAM": f"{self._programs}/train.py",
+                "HOME": str(folder),
+                "PATH": f"{self._programs}/bin:{SYSTEM_PATH}",
+            },
         )
         return Run(job, folder)
 

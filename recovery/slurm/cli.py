@@ -18,16 +18,24 @@ it exits 1 for an unknown job. A change that ends as SchedulerUnavailable may ha
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-import pwd
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from recovery.slurm import command, documents
+from recovery.slurm.arguments import (
+    ADMIN_COMMENT_LIMIT,
+    AWAY,
+    NODE,
+    REASON_LIMIT,
+    checked_job,
+    checked_nodes,
+    one_line,
+    uid_of,
+)
 from recovery.slurm.base import CommandRefused, Job, Node, SchedulerUnavailable
 from recovery.slurm.hostlist import compress
 
@@ -37,29 +45,6 @@ OUTPUT_LIMIT_BYTES = 256 << 20
 NAMES_LIMIT = 1000
 """More jobs or nodes are not named on the command line: all are asked for instead."""
 
-REASON_LIMIT = 500
-"""Characters of a drain reason. Slurm keeps 70,000 as well, and prints them all in every list."""
-
-ADMIN_COMMENT_LIMIT = 2000
-"""Characters of an AdminComment; Slurm sets no limit, its database column ends at 65,535."""
-
-NODE_LIST_LIMIT = 100_000
-"""Characters of a hostlist in a command; Linux allows 131,071 in one argument."""
-
-_JOB = re.compile(r"\d{1,10}(?:_\d{1,10})?(?:\+\d{1,5})?", re.ASCII)
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
-
-# What the client prints when it is the connection that failed (slurm_errno.c). The first is what
-# requeue, hold and release print for a controller that is stopped or frozen.
-_AWAY = re.compile(
-    r"Unexpected message received|Unable to contact slurm controller|Socket timed out"
-    r"|Zero Bytes were transmitted|Connection (?:refused|reset|timed out)|backup controller"
-    r"|Communication (?:connection|shutdown)|Message (?:send|receive) failure"
-    r"|Incompatible versions|authentication (?:error|credential)|Insane message length"
-    r"|Resource temporarily unavailable|No route to host|Unable to process configuration"
-    r"|not responding|in (?:standby|recovery) mode|Unspecified error",
-    re.IGNORECASE,
-)
 _UNKNOWN_JOB = "Invalid job id specified"
 
 # A variable of the administrator's shell must not narrow what is asked (SQUEUE_STATES), move it
@@ -117,7 +102,7 @@ class CliScheduler:
         asked = ["sinfo", "--json"] if self._sinfo_lists_nodes else _show_nodes(names)
         try:
             nodes = _understood(
-                asked, self._run(asked), lambda text: documents.read_nodes(text, _uid_of)
+                asked, self._run(asked), lambda text: documents.read_nodes(text, uid_of)
             )
         except SchedulerUnavailable:
             # Slurm may have been upgraded under a long-running aggregator.
@@ -126,36 +111,38 @@ class CliScheduler:
         return nodes if names is None else {one: nodes[one] for one in names if one in nodes}
 
     def requeue(self, job: str) -> None:
-        self._change("requeue", _job(job))
+        self._change("requeue", checked_job(job))
 
     def requeue_hold(self, job: str) -> None:
-        self._change("requeuehold", "State=SpecialExit", _job(job))
+        self._change("requeuehold", "State=SpecialExit", checked_job(job))
 
     def start_now(self, job: str, excluded: Collection[str]) -> None:
-        names = _node_list(excluded) if excluded else ""
-        self._change("update", f"job={_job(job)}", f"ExcNodeList={names}", "StartTime=now")
+        names = checked_nodes(excluded) if excluded else ""
+        self._change("update", f"job={checked_job(job)}", f"ExcNodeList={names}", "StartTime=now")
 
     def hold(self, job: str) -> None:
-        self._change("hold", _job(job))
+        self._change("hold", checked_job(job))
 
     def release(self, job: str) -> None:
-        self._change("release", _job(job))
+        self._change("release", checked_job(job))
 
     def set_admin_comment(self, job: str, text: str) -> None:
-        comment = _one_line(text, ADMIN_COMMENT_LIMIT)
-        self._change("update", f"job={_job(job)}", f"AdminComment={comment}")
+        comment = one_line(text, ADMIN_COMMENT_LIMIT)
+        self._change("update", f"job={checked_job(job)}", f"AdminComment={comment}")
 
     def drain(self, nodes: Collection[str], reason: str) -> None:
         if not nodes:
             return
-        reason = _one_line(reason, REASON_LIMIT)
+        reason = one_line(reason, REASON_LIMIT)
         if not reason:
             raise CommandRefused("a drain needs a reason; nothing was sent to Slurm")
-        self._change("update", f"nodename={_node_list(nodes)}", "state=drain", f"reason={reason}")
+        self._change(
+            "update", f"nodename={checked_nodes(nodes)}", "state=drain", f"reason={reason}"
+        )
 
     def undrain(self, nodes: Collection[str]) -> None:
         if nodes:
-            self._change("update", f"nodename={_node_list(nodes)}", "state=resume")
+            self._change("update", f"nodename={checked_nodes(nodes)}", "state=resume")
 
     def _is_older_than_23_02(self) -> bool:
         """Return whether it is sinfo that prints a list of nodes, and scontrol has no JSON yet.
@@ -203,8 +190,8 @@ class CliScheduler:
                 extra={"command": ["scontrol", *arguments], "seconds": seconds, "status": status},
             )
         if result.status:
-            text = _one_line(result.stderr or result.stdout, 500)
-            if not text or _AWAY.search(text):
+            text = one_line(result.stderr or result.stdout, 500)
+            if not text or AWAY.search(text):
                 raise SchedulerUnavailable(text or f"scontrol exited {result.status} silently")
             raise CommandRefused(text)
 
@@ -214,12 +201,12 @@ def _understood(
 ) -> _T:
     """Return what the document says, or raise SchedulerUnavailable where it is no answer."""
     if result.status:
-        said = _one_line(result.stderr, 300) or "nothing"
+        said = one_line(result.stderr, 300) or "nothing"
         raise SchedulerUnavailable(f"{arguments[0]} exited {result.status} and said: {said}")
     try:
         return read(result.stdout)
     except documents.AnswerError as error:
-        said = _one_line(result.stderr, 300)
+        said = one_line(result.stderr, 300)
         raise SchedulerUnavailable(f"{arguments[0]} reports: {said or error}") from error
     except documents.DocumentError as error:
         raise SchedulerUnavailable(
@@ -232,40 +219,5 @@ def _show_nodes(names: Collection[str] | None) -> list[str]:
     if names is None or len(names) > NAMES_LIMIT:
         return command
     # No node has a name of another form, and a forged one could read as an option.
-    known_form = [name for name in names if _NODE.fullmatch(name)]
+    known_form = [name for name in names if NODE.fullmatch(name)]
     return [*command, compress(known_form)] if known_form else command
-
-
-def _job(job: str) -> str:
-    if not _JOB.fullmatch(job):
-        raise CommandRefused(f"not a job id, nothing was sent to Slurm: {job[:60]!r}")
-    return job
-
-
-def _node_list(names: Collection[str]) -> str:
-    for name in names:
-        if not _NODE.fullmatch(name):
-            raise CommandRefused(f"not a node name, nothing was sent to Slurm: {name[:60]!r}")
-    text = compress(names)
-    if len(text) > NODE_LIST_LIMIT:
-        raise CommandRefused(f"{len(names)} nodes are too many for one command")
-    return text
-
-
-def _one_line(text: str, limit: int) -> str:
-    """Return ``text`` as scontrol takes a value: one line, bounded, in plain quotes.
-
-    scontrol drops a double quote at either end of a reason, and tools that read ``scontrol show``
-    split at the next one, hence single quotes.
-    """
-    words = "".join(one if one.isprintable() else " " for one in text).replace('"', "'").split()
-    line = " ".join(words)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-@functools.lru_cache(maxsize=256)
-def _uid_of(user: str) -> int | None:
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        return None

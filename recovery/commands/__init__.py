@@ -1,0 +1,1 @@
+"""The commands of ``recovery``, one module a subject; each parses, calls and prints."""

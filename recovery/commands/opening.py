@@ -1,0 +1,100 @@
+"""What commands open before they do anything: the configuration, the index, the aggregator.
+
+Owns how each failure to do so is told: one line on standard error, and the exit status.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from slurm_hooks import config_file
+from slurm_hooks.config import Config, ConfigError, load
+
+if TYPE_CHECKING:  # what a command does not use, it does not wait for
+    from recovery.aggregator import Aggregator
+    from recovery.slurm.base import Scheduler
+    from recovery.store import Store
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def configuration() -> Config:
+    """Return recovery.toml, or end with status 2 and a line that names the mistake."""
+    try:
+        return load()
+    except ConfigError as error:
+        fail(str(error), 2)
+
+
+def scheduler(config: Config) -> Scheduler:
+    """Return the way to Slurm that the configuration names; nothing is asked yet."""
+    seconds = config.controller.command_timeout
+    if config.slurm.backend == "rest":
+        from recovery.slurm.rest import RestScheduler
+
+        return RestScheduler(config.slurm, timeout_seconds=seconds)
+    from recovery.slurm.cli import CliScheduler
+
+    return CliScheduler(timeout_seconds=seconds)
+
+
+@contextmanager
+def aggregator(config: Config) -> Iterator[Aggregator]:
+    """The one aggregator of this state folder, while the lock is held."""
+    from filelock import FileLock, Timeout
+
+    from recovery.aggregator import Aggregator
+    from recovery.journal import JournalError
+    from recovery.store import StoreError
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    state = config.controller.state
+    try:
+        state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        lock = FileLock(state / "aggregator.lock", timeout=0)
+        with lock:
+            running = Aggregator(config, scheduler(config))
+            try:
+                yield running
+            finally:
+                running.close()
+    except Timeout:
+        fail(f"another aggregator holds {state}/aggregator.lock; stop it first", 1)
+    except (JournalError, StoreError) as error:
+        fail(str(error), 2)
+    except OSError as error:
+        fail(f"{error.filename or state}: {error.strerror}", 2)
+
+
+@contextmanager
+def index(config: Config) -> Iterator[Store]:
+    """The index, level with the journal, for reading."""
+    from recovery.journal import Journal, JournalError
+    from recovery.store import StoreError, open_store
+
+    state = config.controller.state
+    if not state.is_dir():
+        path = config_file.path()
+        fail(f"{state} is not there; start `recovery run`, or mend controller.state in {path}", 2)
+    try:
+        store = open_store(state / "index.sqlite", Journal(state / "journal"))
+    except (JournalError, StoreError) as error:
+        fail(str(error), 2)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with one line on standard error."""
+    click.echo(message, err=True)
+    sys.exit(code)

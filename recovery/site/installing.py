@@ -1,0 +1,195 @@
+"""What ``recovery init`` would change on this machine, shown before it is changed.
+
+    changes = plan(site, Path("/"))
+    for change in changes:
+        print(change.shown())
+    apply(changes)
+
+Below ``root``, which is another folder than ``/`` where an image is being made. What is as it
+should be already is no change, so that a second run finds nothing to do. recovery.toml is the
+admin's own: one that is there is never touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.site import texts
+from recovery.site.texts import Site
+from slurm_hooks import spool
+from slurm_hooks.config import load
+
+UNIT = Path("etc/systemd/system/slurm-recovery.service")
+LOGROTATE = Path("etc/logrotate.d/slurm-recovery")
+STATE_MODE = 0o750
+
+_READ_LIMIT_BYTES = 1 << 20
+
+
+class InstallError(Exception):
+    """Something is in the way; the text says what, and what to do."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not yet as it should be: ``before`` and ``after`` are its text."""
+
+    path: Path
+    before: str
+    after: str
+    make: Callable[[], None]
+
+    def shown(self) -> str:
+        """Return the change as a unified diff."""
+        old, new = self.before.splitlines(), self.after.splitlines()
+        source = str(self.path) if old else "/dev/null"
+        return "\n".join(difflib.unified_diff(old, new, source, str(self.path), lineterm=""))
+
+
+def plan(site: Site, root: Path) -> list[Change]:
+    """Return what has to change for the controller ``site`` below ``root``, in order.
+
+    Raises:
+        InstallError: a path is taken by something else, or recovery.toml says other places.
+        ConfigError: recovery.toml is there and cannot be read.
+    """
+    changes = [
+        _config(site, root),
+        *_spool(site, root),
+        _folder(_below(root, site.state), STATE_MODE, site.uid),
+        *(
+            _link(_below(root, site.hooks / name), site.programs / name)
+            for name in texts.HOOKS.values()
+        ),
+        _text(root / UNIT, texts.unit(site)),
+        _text(root / LOGROTATE, texts.logrotate()),
+    ]
+    return [change for change in changes if change is not None]
+
+
+def plan_node(site: Site, root: Path) -> list[Change]:
+    """Return what has to change for a compute node: the links, and recovery.toml if it lacks."""
+    links = [
+        _link(_below(root, site.hooks / name), site.programs / name)
+        for name in texts.HOOKS.values()
+    ]
+    return [change for change in (_config(site, root), *links) if change is not None]
+
+
+def apply(changes: Sequence[Change]) -> None:
+    """Make the changes.
+
+    Raises:
+        InstallError: one of them cannot be made; those before it are.
+    """
+    for change in changes:
+        try:
+            change.make()
+        except OSError as error:
+            raise InstallError(f"{error.filename or change.path}: {error.strerror}") from error
+        except spool.SpoolError as error:
+            raise InstallError(str(error)) from error
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / path.relative_to(path.anchor)
+
+
+def _config(site: Site, root: Path) -> Change | None:
+    path = _below(root, site.config)
+    if not os.path.lexists(path):
+        return _text(path, texts.recovery_toml(site))
+    found = load(path)
+    says = {
+        "spool.path": (found.spool.path, site.spool),
+        "spool.authenticate": (found.spool.authenticate, site.authenticate),
+        "controller.state": (found.controller.state, site.state),
+        "controller.cluster": (found.controller.cluster, site.cluster),
+    }
+    for key, (there, wanted) in says.items():
+        if there != wanted:
+            raise InstallError(
+                f"{path} is yours and says {key} = {str(there)!r}, not {str(wanted)!r}:"
+                " change it there, or leave the option out"
+            )
+    missing = set(site.trusted_uids) - set(found.spool.trusted_uids)
+    if missing:
+        raise InstallError(f"{path} is yours: add uid {min(missing)} to spool.trusted_uids there")
+    return None
+
+
+def _spool(site: Site, root: Path) -> list[Change | None]:
+    base = _below(root, site.spool)
+    folders = [(base / name, mode) for name, mode in spool.FOLDERS.items()]
+    return [_folder(path, mode, site.uid) for path, mode in ((base, 0o755), *folders)]
+
+
+def _folder(path: Path, mode: int, uid: int) -> Change | None:
+    wanted = f"folder, mode {mode:04o}, uid {uid}"
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        before = ""
+    else:
+        if not stat.S_ISDIR(found.st_mode):
+            raise InstallError(f"{path} is there and is no folder: move it away, or name another")
+        before = f"folder, mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}"
+    if before == wanted:
+        return None
+
+    def make() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not before:
+            path.mkdir()
+        # Never through a link that somebody has put there meanwhile.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid != uid:
+                os.fchown(descriptor, uid, -1)
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+    return Change(path, before, wanted, make)
+
+
+def _link(path: Path, target: Path) -> Change | None:
+    before = ""
+    if path.is_symlink():
+        before = f"link to {path.readlink()}"
+    elif path.exists():
+        raise InstallError(f"{path} is there and is no link: move it away")
+    wanted = f"link to {target}"
+    if before == wanted:
+        return None
+
+    def make() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        new.replace(path)  # slurmd never finds the hook absent, which it would take for a failure
+
+    return Change(path, before, wanted, make)
+
+
+def _text(path: Path, text: str) -> Change | None:
+    before = ""
+    if os.path.lexists(path):
+        try:
+            before = spool.read_regular(path, _READ_LIMIT_BYTES).decode("utf-8", "replace")
+        except spool.SpoolError as error:
+            raise InstallError(f"{error}: move it away") from error
+    if before == text:
+        return None
+
+    def make() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        spool.write(path.parent, path.name, text.encode())
+
+    return Change(path, before, text, make)
