@@ -20,7 +20,9 @@ _COMMANDS = {
     "status": "looking",
     "decisions": "looking",
     "explain": "looking",
-    "grants": "looking",
+    "grants": "judging",
+    "review": "judging",
+    "trial": "judging",
     "resume": "control",
 }
 """Each command, in the order of the help, and its module in ``recovery.commands``."""

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recovery import archive
+from recovery import archive, review_files
 from recovery.admission import Refused, check, parse, parse_heartbeat
 from recovery.munge import MungeUnavailable, may_speak_for, unseal
 from slurm_hooks.config import Spool
@@ -78,6 +78,8 @@ class SpoolReader:
             "archive": self.archive,
             "remove": self.remove,
             "heartbeats": self.heartbeats,
+            "reviews": self.reviews,
+            "dismiss": self.dismiss,
         }
         try:
             with _opened(self.spool) as spool:
@@ -201,6 +203,28 @@ class SpoolReader:
                         problems.append(f"heartbeat/{entry.name} cannot be read: {error}")
         return {"heartbeats": beats, "problems": problems}
 
+    def reviews(self, spool: int, reviewers: Sequence[int]) -> Reply:
+        """What reviewers have written; what is none of it is moved aside."""
+        try:
+            with _opened("reviews", spool) as folder:
+                found, refused, problems = review_files.look(folder, reviewers, self.settings)
+        except FileNotFoundError:
+            return {}  # a spool made before there were reviews
+        problems += self.dismiss(spool, (), refused).get("problems", ())
+        return {"reviews": found, "problems": problems}
+
+    def dismiss(self, spool: int, done: Sequence[str], refused: Sequence[tuple[str, str]]) -> Reply:
+        """Take reviews out of their folder: those ``done``, and those ``refused`` for a reason."""
+        problems = []
+        with _opened("reviews", spool) as folder:
+            review_files.remove(folder, done)
+            for name, reason in refused:
+                try:
+                    self._reject(spool, folder, name, reason, "reviews")
+                except OSError as error:
+                    problems.append(f"reviews/{_shown(name)}: {reason} ({error.strerror})")
+        return {"problems": problems}
+
     def _listed(self, incoming: int, limit: int) -> tuple[list[tuple[str, bool]], bool]:
         """The first ``limit`` names and whether each is a regular file; whether there are more."""
         now = time.monotonic()
@@ -271,7 +295,9 @@ class SpoolReader:
                 )
         return ""
 
-    def _reject(self, spool: int, incoming: int, name: str, reason: str) -> None:
+    def _reject(
+        self, spool: int, incoming: int, name: str, reason: str, folder: str = "incoming"
+    ) -> None:
         """Move a file to ``rejected``, unopened, with its reason beside it."""
         with contextlib.suppress(FileExistsError):
             os.mkdir("rejected", 0o755, dir_fd=spool)
@@ -281,7 +307,7 @@ class SpoolReader:
             # The reason first: a crash in between leaves a file that is judged again.
             why = os.open(f"{target}.why", flags, 0o644, dir_fd=rejected)
             try:
-                os.write(why, f"{utc()} incoming/{_shown(name)}: {reason}\n".encode())
+                os.write(why, f"{utc()} {folder}/{_shown(name)}: {reason}\n".encode())
             finally:
                 os.close(why)
             os.rename(name, target, src_dir_fd=incoming, dst_dir_fd=rejected)

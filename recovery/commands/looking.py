@@ -1,4 +1,4 @@
-"""What an operator looks at: ``status``, ``decisions``, ``explain``, ``grants``."""
+"""What an operator looks at: ``status``, ``decisions``, ``explain``."""
 
 from __future__ import annotations
 
@@ -76,11 +76,3 @@ def explain(name: str, as_json: bool) -> None:
         click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
         return
     click.echo("\n\n".join(text.story(decision) for decision in found))
-
-
-@click.command()
-@opening.JSON
-def grants(as_json: bool) -> None:
-    """Which grants are in force, and what the others still lack."""
-    document = text.grants_document(opening.configuration())
-    click.echo(json.dumps(document) if as_json else text.grants(document))

@@ -8,8 +8,9 @@ from typing import Any
 
 from recovery import guard
 from recovery.decision import Decision
+from recovery.grants import scope_text, standings
 from recovery.store import Store
-from slurm_hooks.config import Config, Grant
+from slurm_hooks.config import Config
 from slurm_hooks.record import seconds_of
 
 WIDTH = 80
@@ -87,7 +88,7 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
         "schema": "status/v1",
         "time": now,
         "mode": config.mode,
-        "grants": grants_document(config)["grants"],
+        "grants": grants_document(config, standings(config, store))["grants"],
         "breakers": [
             {"kind": one.kind, "since": one.time, "why": one.why}
             for one in store.breakers().values()
@@ -113,55 +114,45 @@ def status(document: Mapping[str, Any]) -> str:
     heard = f"nodes       {nodes['heard']} heard of"
     lines.append(f"{heard}, silent: {', '.join(nodes['silent']) or 'none'}")
     for breaker in document["breakers"]:
-        lines += _wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
+        lines += wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
     for problem in document["problems"]:
-        lines += _wrapped("problem     ", problem)
+        lines += wrapped("problem     ", problem)
     for one in document["grants"]:
-        lines += _wrapped("grant       ", _grant_line(one))
+        lines += wrapped("grant       ", _grant_line(one))
     for one in document["open"]:
-        lines += _wrapped("open        ", f"{one['id']} {one['state']}: {one['why']}")
+        lines += wrapped("open        ", f"{one['id']} {one['state']}: {one['why']}")
     if not document["open"]:
         lines.append("open        nothing")
     return "\n".join(lines)
 
 
-def grants_document(config: Config) -> dict[str, Any]:
+def grants_document(config: Config, stand: Sequence[guard.Standing]) -> dict[str, Any]:
     """Return ``grants/v1``: every grant of the configuration and how it stands."""
-    standings = [guard.standing(grant, guard.Agreement()) for grant in config.grant]
+    acting = config.mode == "act"
     return {
         "schema": "grants/v1",
         "mode": config.mode,
         "grants": [
             {
                 "actions": list(one.grant.actions),
-                "scope": _scope(one.grant),
-                "in_force": one.in_force and config.mode == "act",
-                "why": one.why if config.mode == "act" else f"monitor mode; {one.why}",
+                "scope": scope_text(one.grant),
+                "in_force": one.in_force and acting,
+                "state": one.state if acting or not one.in_force else "ready",
+                "why": one.why if acting else f"monitor mode; {one.why}",
             }
-            for one in standings
+            for one in stand
         ],
     }
 
 
 def grants(document: Mapping[str, Any]) -> str:
     """Return the grants document in words."""
-    lines = [text for one in document["grants"] for text in _wrapped("", _grant_line(one))]
+    lines = [text for one in document["grants"] for text in wrapped("", _grant_line(one))]
     return "\n".join(lines) or "no grant is configured: everything is only recorded"
 
 
-def _scope(grant: Grant) -> str:
-    parts = (
-        ("partitions", grant.partitions),
-        ("accounts", grant.accounts),
-        ("users", grant.users),
-        ("qos", grant.qos),
-    )
-    return "; ".join(f"{name} {', '.join(names)}" for name, names in parts if names) or "everywhere"
-
-
 def _grant_line(one: Mapping[str, Any]) -> str:
-    state = "in force" if one["in_force"] else "waiting"
-    return f"{', '.join(one['actions'])} ({one['scope']}): {state}, {one['why']}"
+    return f"{', '.join(one['actions'])} ({one['scope']}): {one['state']}, {one['why']}"
 
 
 def _standing(decision: Decision) -> str:
@@ -196,7 +187,8 @@ def _printable(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def _wrapped(title: str, text: str) -> list[str]:
+def wrapped(title: str, text: str) -> list[str]:
+    """Return ``text`` in lines of 80 columns, with ``title`` before the first."""
     return textwrap.wrap(
         _printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
     ) or [title.rstrip()]
