@@ -19,6 +19,7 @@ from recovery.acting import Acting
 from recovery.decision import Action, Attempt, Decision
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
+from recovery.notify import Notifier
 from recovery.outcome import rerun_time
 from recovery.publish import Publisher
 from recovery.slurm.base import Job, Scheduler, SchedulerUnavailable
@@ -69,6 +70,8 @@ class Aggregator:
         reviewers, self._unknown_reviewers = review.reviewer_uids(config.review.reviewers)
         days = config.controller.index_days
         self._inbox = ChildInbox(config.spool.path, config.spool, days, reviewers)
+        cluster = config.controller.cluster
+        self._notifier = Notifier(config.notify, cluster, self._ledger.store, clock)
         self._standings: tuple[guard.Standing, ...] = ()
         self._standings_seq = -1
         self._watch = Watch(config.policy)
@@ -85,14 +88,15 @@ class Aggregator:
 
     def close(self) -> None:
         """Let go of the spool and the index."""
+        self._notifier.close()
         self._inbox.close()
         self._ledger.close()
 
-    def pass_once(self) -> Pass:
-        """Do what can be done now; never waits for the spool, and for Slurm only as configured."""
+    def pass_once(self, spool_seconds: float = _INGEST_SECONDS) -> Pass:
+        """Do what can be done now; waits ``spool_seconds``, and for Slurm only as configured."""
         store = self._ledger.store
         self._ledger.catch_up()
-        got = self._inbox.ingest(store, _INGEST_SECONDS)
+        got = self._inbox.ingest(store, spool_seconds)
         self._take_in(got.accepted)
         for rejected in got.rejected:
             log.warning("rejected %s: %s", rejected.name, rejected.reason)
@@ -114,7 +118,7 @@ class Aggregator:
         written = self._publisher.publish(
             guard.effective(self._config, self._standings, self._gate_slots, now), now[:10]
         )
-        problems += [written] if written else []
+        problems += [text for text in (written, self._notifier.step()) if text]
         self._say_once(problems)
         if self._publisher.level:
             store.put_meta("published", now)

@@ -18,12 +18,15 @@ _COMMANDS = {
     "once": "service",
     "demo": "service",
     "status": "looking",
+    "incidents": "looking",
     "decisions": "looking",
+    "nodes": "looking",
     "explain": "looking",
     "grants": "judging",
     "review": "judging",
     "trial": "judging",
     "resume": "control",
+    "ack": "control",
 }
 """Each command, in the order of the help, and its module in ``recovery.commands``."""
 

@@ -11,12 +11,13 @@ import json
 import os
 import pty
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recovery.decision import Action
+from recovery.decision import Action, JobAnswer
 from slurm_hooks import spool
 from slurm_hooks.record import new_id, utc
 from tests.failing_job import NOBODY
@@ -306,3 +307,51 @@ def test_an_action_that_ended_badly_counts_against_its_grant_without_a_review(
     (one,) = controller.json("grants")["grants"]
     assert one["state"] == "suspended"
     assert "2 ended badly" in one["why"]
+
+
+def test_what_needs_a_person_stays_first_in_status_until_somebody_looks_after_it(
+    controller: Controller,
+) -> None:
+    hold = JobAnswer("hold", "ValueError: bad shape: a restart would fail again")
+    long_ago = utc(time.time() - 7200)
+    controller.decided("d1", job_id=12, time=long_ago, job=hold, job_target="12", nodes=())
+    drained = (Action("drain", "n3", "verified", utc()),)
+    controller.decided("d2", job_id=13, actions=drained)
+    told = " ".join(controller.run("status")[0].split())
+    assert told.startswith("NEEDS YOU job 12 of ann, for 2 h: mend it, then scontrol release 12:")
+    assert "node n3" in told
+    assert "repair it, it is drained" in told
+    assert controller.run("ack", "n3", "--owner", "bob")[0] == "node n3: bob looks after it\n"
+    assert controller.run("ack", "n9", "--owner", "bob", status=1)[1].startswith("nothing called")
+    subjects = [one["subject"] for one in controller.json("status")["needs_a_person"]]
+    assert "node n3" not in subjects
+    assert "job 12" in subjects
+    controller.run("ack", "12", "--owner", "ann")
+    assert "job 12" not in controller.run("status")[0]
+    (controller.state / "index.sqlite").unlink()
+    assert "node n3" not in controller.run("status")[0], "an ack outlives the index"
+
+
+def test_lists_are_filtered_by_time_and_a_silent_node_is_shown_as_silent(
+    controller: Controller,
+) -> None:
+    old, new = utc(time.time() - 3 * 86_400), utc()
+    controller.decided("d1", job_id=12, time=old)
+    controller.decided("d2", job_id=12, time=new, restart=1)
+    controller.decided("d3", job_id=13, time=new, owner="bob")
+    found = controller.json("decisions", "--since", "1d")["decisions"]
+    assert [one["id"] for one in found] == ["d3", "d2"]
+    assert controller.json("decisions", "--until", "1d")["decisions"][0]["id"] == "d1"
+    controller.run("decisions", "--since", "soon", status=2)
+    first, second = controller.json("incidents")["incidents"]
+    assert (first["subject"], second["subject"]) == ("job 13", "job 12")
+    assert second["decisions"] == ["d1", "d2"]
+    assert [
+        one["subject"] for one in controller.json("incidents", "--user", "bob")["incidents"]
+    ] == ["job 13"]
+    assert "job 12 of ann, 2 times" in controller.run("incidents")[0]
+    (node,) = controller.json("nodes", "n3")["nodes"]
+    assert (node["silent"], node["verdict"], node["decisions"]) == (True, None, 3)
+    said = controller.run("nodes")[0]
+    assert said.startswith("n3               SILENT   never heard of, named by 3 decisions")
+    assert max(map(len, said.splitlines())) <= 80

@@ -14,6 +14,7 @@ from recovery.report.trial import gpu_hours, supported_text
 from recovery.trial import Case
 
 _DAYS_LIMIT = 60
+_NO_BREAK_HYPHEN = "&#8209;"
 _CHART_HEIGHT = 140
 _VERDICTS = (
     ("helpful", "helpful"),
@@ -30,7 +31,8 @@ _STYLE = """
   --none: #55606b; } }
 @media print { :root { color-scheme: light; --ground: #fff; --ink: #000; --soft: #444;
   --rule: #bbb; --helpful: #2468b4; --ambiguous: #b57a00; --disruptive: #c2392b; --none: #b9c1c9; }
-  section, tr, .row { break-inside: avoid; } svg * { print-color-adjust: exact; } }
+  section, tr, .row { break-inside: avoid; } .scroll { overflow: visible; }
+  svg * { print-color-adjust: exact; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 68rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -49,7 +51,8 @@ svg { display: block; width: 100%; overflow: visible; }
   font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--rule); text-align: right;
   overflow-wrap: normal; white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; } .left { text-align: left; }
+th { color: var(--soft); font-weight: 500; white-space: normal; vertical-align: bottom; }
+.left { text-align: left; }
 td.wide { white-space: normal; text-align: left; min-width: 16rem; overflow-wrap: anywhere; }
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
   margin: 0 .35rem 0 0; }
@@ -63,7 +66,7 @@ def page(document: Mapping[str, Any], cases: Sequence[Case]) -> str:
     everything = document["rows"][0]
     title = f"Trial, {document['since'][:10]} to {document['until'][:10]}"
     parts = [
-        f"<h1>{title}</h1>",
+        f"<h1>{title.replace('-', _NO_BREAK_HYPHEN)}</h1>",
         f'<p class="soft">slurm-recovery in {escape(document["mode"])} mode. What was decided,'
         " what people thought of it, and what that allows.</p>",
         _figures(everything),
