@@ -25,6 +25,8 @@ _COMMANDS = {
     "grants": "judging",
     "review": "judging",
     "trial": "judging",
+    "replay": "rehearsing",
+    "drill": "rehearsing",
     "resume": "control",
     "ack": "control",
 }

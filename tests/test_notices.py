@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from recovery.decision import JobAnswer
+from recovery.notify import LOOK_SECONDS
 from slurm_hooks import spool
+from slurm_hooks.record import utc
 from tests.test_recovery_commands import Controller, wait
 
 HOLD = JobAnswer("hold", "ValueError: bad shape <x>: a restart would fail again")
@@ -89,7 +91,8 @@ def test_every_way_tells_once_what_a_person_must_do(
         wait(lambda: len(receiver.posts) == 2 and mailed.exists(), "it is told")
         wait(lambda: len(mailed.read_text().splitlines()) == 2, "both are mailed")
         controller.decided("d2", job=HOLD, job_target="12", restart=1, nodes=())
-        time.sleep(5)  # long enough for two looks: what is told within `repeat` is not told again
+        began = utc(time.time() + 2 * LOOK_SECONDS)
+        wait(lambda: controller.json("status")["last_pass"] > began, "it has looked again")
     finally:
         service.terminate()
         service.communicate(timeout=20)
