@@ -24,14 +24,15 @@ SILENT_SECONDS = 900.0
 
 
 def line(decision: Decision) -> str:
-    """Return a decision in one line: when, what about, which answers, how it stands."""
+    """Return a decision in a line or two: when, what about, which answers, how it stands."""
     about = f"job {decision.attempt.job_id}" if decision.attempt else decision.incident
     answers: list[str] = [decision.job.verdict] if decision.attempt else []
     answers += [f"{answer.verdict} {answer.node}" for answer in decision.nodes]
-    return printable(
+    told = printable(
         f"{decision.id}  {decision.time[:19]}Z  {about}: {', '.join(answers) or 'leave'}"
         f"  [{decision.cause.fault_class}, {standing(decision)}]"
     )
+    return "\n".join(textwrap.wrap(told, WIDTH, subsequent_indent="    "))
 
 
 def story(decision: Decision) -> str:
