@@ -63,7 +63,7 @@ def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
     type=click.Choice(("kill", "requeue", "exclude")),
     default="kill",
     show_default=True,
-    help="Kill its ranks; or requeue it; or requeue it off its first node.",
+    help="Abort its ranks; or requeue it; or requeue it off its first node.",
 )
 @click.option(
     "--check", help="A command that ends with 0 where the finished job's output is usable."
