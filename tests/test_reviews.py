@@ -11,17 +11,21 @@ import json
 import os
 import pty
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recovery.commands.judging import review
 from recovery.decision import Action, JobAnswer
+from recovery.publish import Publisher
 from slurm_hooks import spool
 from slurm_hooks.record import new_id, utc
 from tests.failing_job import NOBODY
 from tests.node import PROGRAMS
+from tests.records import decision
 from tests.test_recovery_commands import Controller
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of other people need root")
@@ -180,6 +184,34 @@ def test_a_file_of_somebody_else_counts_for_nobody(controller: Controller) -> No
     found = reviews(controller)
     assert [(one["uid"], one["verdict"]) for one in found] == [(OTHER, "ambiguous")]
     assert forged.exists(), "what is not a reviewer's is theirs, and stays"
+
+
+@needs_root
+def test_a_reviewer_needs_nothing_but_the_spool(controller: Controller) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # which others may enter, unlike pytest's
+        Path(folder).chmod(0o755)
+        made = Controller(Path(folder))
+        spool.create(made.spool)
+        made.configure(f'[review]\nreviewers = ["{NOBODY}"]\n')
+        made.decided("d1")
+        made.state.chmod(0o750)
+        publisher = Publisher(made.spool)
+        publisher.add(decision("d1"))
+        assert publisher.publish({}, utc()[:10]) == ""
+        # A fork, since others may not get into a developer's checkout to start a program.
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.environ["SLURM_RECOVERY_CONFIG"] = str(made.config)
+            try:
+                review.main(["d1", "helpful"])
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
+        (one,) = reviews(made)
+    assert (one["uid"], one["verdict"]) == (NOBODY, "helpful")
 
 
 @needs_root

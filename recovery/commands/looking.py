@@ -99,6 +99,8 @@ def nodes(names: tuple[str, ...], silent: bool, as_json: bool) -> None:
 @opening.JSON
 def explain(name: str, as_json: bool) -> None:
     """The whole story of a decision id, a job number or a node."""
+    from recovery.report import lists
+
     with opening.index(opening.configuration()) as store:
         decision = store.decision(name)
         found = [decision] if decision else []
@@ -106,6 +108,10 @@ def explain(name: str, as_json: bool) -> None:
             found = store.decisions(job=int(name), limit=50)[::-1]
         if not found:
             found = store.decisions(node=name, limit=10)[::-1]
+        known = lists.nodes_document(store, [name], utc()) if not found else {"nodes": []}
+    if known["nodes"]:
+        click.echo(json.dumps(known) if as_json else lists.nodes(known))
+        return
     if not found:
         opening.fail(
             f"no decision, job or node called {name!r} is known; see: recovery decisions", 1
