@@ -387,3 +387,19 @@ def test_lists_are_filtered_by_time_and_a_silent_node_is_shown_as_silent(
     said = controller.run("nodes")[0]
     assert said.startswith("n3               SILENT   never heard of, named by 3 decisions")
     assert max(map(len, said.splitlines())) <= 80
+
+
+@needs_root
+def test_where_reviewers_differ_the_most_critical_stands_and_the_latest_of_each(
+    controller: Controller,
+) -> None:
+    controller.decided("d1", actions=(Action("requeue", "12", "recorded", utc()),))
+    put(controller, review_of("d1", "disruptive", note="mid-save"), uid=OTHER)
+    controller.run("review", "d1", "helpful")
+    take_in(controller)
+    assert controller.json("trial")["rows"][0]["disruptive"] == 1
+    assert controller.json("trial")["objections"][0]["why"] == "mid-save"
+    put(controller, review_of("d1", "helpful"), uid=OTHER)
+    take_in(controller)
+    (row, _) = controller.json("trial")["rows"]
+    assert (row["reviewed"], row["helpful"], row["disruptive"]) == (1, 1, 0)

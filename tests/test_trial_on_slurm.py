@@ -152,3 +152,27 @@ def test_the_operators_guide_works_as_it_is_typed(
         if one["subject"].startswith("node")
     ]
     assert needed == f"node {variables['NODE']}"
+
+
+def test_what_a_person_ran_again_counts_as_time_that_acting_would_have_saved(
+    history: tuple[Cluster, dict[str, Any], dict[str, Any]],
+) -> None:
+    cluster, first, _ = history
+    job, node = first["attempt"]["job_id"], first["nodes"][0]["node"]
+    assert document(cluster, "trial")["rows"][0]["estimated"] == 0
+    cluster.mend_gpus(node)
+    with cluster.aggregator():
+        cluster.run("scontrol", "requeue", str(job))
+        cluster.wait(
+            lambda: cluster.job(job)["JobState"] == "PENDING", WAIT_SECONDS, "it is pending"
+        )
+        cluster.run("scontrol", "update", f"job={job}", "StartTime=now")
+        cluster.wait(
+            lambda: document(cluster, "explain", first["id"])["decisions"][0]["rerun"],
+            WAIT_SECONDS,
+            "it is noted when the job ran again",
+        )
+    everything = document(cluster, "trial")["rows"][0]
+    assert everything["estimated"] == 1
+    assert everything["saved_gpu_hours"] > 0
+    assert "somebody else ran the job again" in cluster.run("recovery", "explain", str(job)).stdout
