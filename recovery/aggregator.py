@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from recovery import actions, gate_slots, guard, incident, policy
+from recovery import actions, gate_slots, grants, guard, incident, policy, review
 from recovery import cause as causes
 from recovery.acting import Acting
 from recovery.decision import Action, Attempt, Decision
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
+from recovery.notify import Notifier
+from recovery.outcome import rerun_time
 from recovery.publish import Publisher
 from recovery.slurm.base import Job, Scheduler, SchedulerUnavailable
 from recovery.watch import Ready, Watch
@@ -65,8 +67,13 @@ class Aggregator:
         self._config, self._scheduler, self._clock = config, scheduler, clock
         self._publisher = Publisher(config.spool.path)
         self._ledger = Ledger(config.controller.state, self._publisher, clock)
-        self._inbox = ChildInbox(config.spool.path, config.spool, config.controller.index_days)
-        self._standings = tuple(guard.standing(g, guard.Agreement()) for g in config.grant)
+        reviewers, self._unknown_reviewers = review.reviewer_uids(config.review.reviewers)
+        days = config.controller.index_days
+        self._inbox = ChildInbox(config.spool.path, config.spool, days, reviewers)
+        cluster = config.controller.cluster
+        self._notifier = Notifier(config.notify, cluster, self._ledger.store, clock)
+        self._standings: tuple[guard.Standing, ...] = ()
+        self._standings_seq = -1
         self._watch = Watch(config.policy)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._sick: dict[str, FaultRecord] = {}
@@ -81,18 +88,23 @@ class Aggregator:
 
     def close(self) -> None:
         """Let go of the spool and the index."""
+        self._notifier.close()
         self._inbox.close()
         self._ledger.close()
 
-    def pass_once(self) -> Pass:
-        """Do what can be done now; never waits for the spool, and for Slurm only as configured."""
+    def pass_once(self, spool_seconds: float = _INGEST_SECONDS) -> Pass:
+        """Do what can be done now; waits ``spool_seconds``, and for Slurm only as configured."""
         store = self._ledger.store
         self._ledger.catch_up()
-        got = self._inbox.ingest(store, _INGEST_SECONDS)
+        got = self._inbox.ingest(store, spool_seconds)
         self._take_in(got.accepted)
         for rejected in got.rejected:
             log.warning("rejected %s: %s", rejected.name, rejected.reason)
+        for decision_id, made in got.reviews:
+            self._ledger.reviewed(decision_id, made)
         problems = list(got.problems)
+        problems += [f"reviewer {name}: no such user" for name in self._unknown_reviewers]
+        self._weigh_grants()
         decided: list[Decision] = []
         under_way = False
         try:
@@ -106,7 +118,7 @@ class Aggregator:
         written = self._publisher.publish(
             guard.effective(self._config, self._standings, self._gate_slots, now), now[:10]
         )
-        problems += [written] if written else []
+        problems += [text for text in (written, self._notifier.step()) if text]
         self._say_once(problems)
         if self._publisher.level:
             store.put_meta("published", now)
@@ -114,6 +126,27 @@ class Aggregator:
         store.put_meta("problems", "\n".join(problems))
         busy = got.more or bool(self._watch) or bool(self._sick) or under_way
         return Pass(len(got.accepted), len(got.rejected), tuple(decided), tuple(problems), busy)
+
+    def _weigh_grants(self) -> None:
+        """See which grants the evidence carries, where it may have changed, and say so."""
+        if self._standings_seq == self._ledger.store.last_seq():
+            return
+        self._standings = grants.standings(self._config, self._ledger.store)
+        if self._config.mode == "act":
+            for change in grants.changes(self._ledger.store, self._standings):
+                grant = next(g for g in self._config.grant if grants.key_of(g) == change.key)
+                scope = f"{', '.join(grant.actions)} ({grants.scope_text(grant)})"
+                self._ledger.grant_changed(change, scope)
+        self._standings_seq = self._ledger.store.last_seq()
+
+    def _note_reruns(self, jobs: Collection[Job], now: float) -> None:
+        """Note when people ran again what was only recorded: what acting would have saved."""
+        for known in self._ledger.store.decisions(since=utc(now - _DAY_SECONDS), limit=200):
+            requeues = [action.state for action in known.actions if action.kind == "requeue"]
+            if requeues == ["recorded"] and not known.rerun:
+                started = rerun_time(known, jobs)
+                if started:
+                    self._ledger.rerun(known.id, utc(started))
 
     def _take_in(self, records: Sequence[FaultRecord]) -> None:
         """Note which attempts, jobs and nodes new records speak of."""
@@ -132,7 +165,9 @@ class Aggregator:
         """Look at the jobs that matter, and add to ``decided`` what can be decided now."""
         now = self._clock()
         if now >= self._snapshot_due:
-            self._watch.note_snapshot(self._scheduler.jobs(), now)
+            everything = self._scheduler.jobs()
+            self._watch.note_snapshot(everything, now)
+            self._note_reruns(everything.values(), now)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
             self._ledger.store.forget_records(

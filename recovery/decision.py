@@ -20,6 +20,8 @@ ActionKind = Literal["requeue", "release", "hold", "drain", "return"]
 ActionState = Literal["recorded", "planned", "done", "verified", "failed", "abandoned"]
 OutcomeState = Literal["restarted", "resumed", "failed_again", "finished", "lost"]
 
+ReviewVerdict = Literal["helpful", "ambiguous", "disruptive"]
+
 FINAL_ACTIONS = ("recorded", "verified", "failed", "abandoned")
 FINAL_OUTCOMES = ("failed_again", "finished", "lost")
 
@@ -138,6 +140,22 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Review:
+    """What one person thinks of a decision; ``uid`` wrote it, ``who`` is that uid's name.
+
+    ``would_have`` is the verdict that they would have given. A person's latest review counts.
+    """
+
+    id: str
+    time: str
+    who: str
+    uid: int
+    verdict: ReviewVerdict
+    would_have: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
     """The whole story of one incident, so that ``recovery explain`` needs nothing else.
 
@@ -148,6 +166,8 @@ class Decision:
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
+    ``gpus`` counts the GPUs that the attempt's nodes reported. ``rerun`` is when somebody else ran
+    the job again, where this toolkit did not.
     """
 
     id: str
@@ -180,6 +200,9 @@ class Decision:
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
+    gpus: int = 0
+    rerun: str = ""
+    reviews: tuple[Review, ...] = ()
 
     @property
     def outcome(self) -> Outcome | None:
@@ -216,6 +239,12 @@ class Decision:
             return self
         return replace(self, outcomes=(*self.outcomes, outcome))
 
+    def with_review(self, review: Review) -> Decision:
+        """Return the decision with one more review; one that is known changes nothing."""
+        if any(known.id == review.id for known in self.reviews):
+            return self
+        return replace(self, reviews=(*self.reviews, review))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``decision/v1``; ``outcome`` repeats the last one."""
         latest = asdict(self.outcome) if self.outcome else None
@@ -236,6 +265,7 @@ class Decision:
         known["job"] = JobAnswer(**job)
         known["nodes"] = _all(NodeAnswer, known["nodes"])
         known["evidence"] = _all(Excerpt, known.get("evidence", ()))
+        known["reviews"] = _all(Review, known.get("reviews", ()))
         known["actions"] = _all(Action, known.get("actions", ()))
         for name in ("job_nodes", "limits", "considered", "limited_by", "gated", "addenda"):
             known[name] = tuple(known.get(name, ()))

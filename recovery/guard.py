@@ -7,12 +7,12 @@ evidence it needs, or where the admin has written why it may act without (``acce
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from recovery.decision import Action, Decision
 from recovery.slurm.base import Node
+from recovery.trial import Share
 from slurm_hooks.config import Config, Grant, Guard
 
 OUR_REASON = "recovery:"
@@ -21,46 +21,49 @@ OUR_REASON = "recovery:"
 GATE_REASON = f"{OUR_REASON} gate "
 """How the drain reason of a node that gated itself begins (``slurm_hooks.gate``)."""
 
-_WILSON_Z = 1.959964
-"""Two-sided 95% (Wilson 1927, score interval)."""
-
 
 @dataclass(frozen=True)
 class Agreement:
-    """Reviews of decisions in a grant's scope: how many judged, how many called helpful."""
+    """Evidence in a grant's scope: decisions reviewed, called helpful, or that ended badly."""
 
     reviewed: int = 0
     helpful: int = 0
+    bad: int = 0
 
     @property
     def lower_bound(self) -> float:
-        """Return the lower end of the 95% Wilson interval of helpful/reviewed, 0 with none."""
-        if not self.reviewed:
-            return 0.0
-        count, share, square = self.reviewed, self.helpful / self.reviewed, _WILSON_Z**2
-        middle = share + square / (2 * count)
-        spread = _WILSON_Z * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
-        return max(0.0, (middle - spread) / (1 + square / count))
+        """Return the lower end of the 95% Wilson interval of agreement, 0 with no evidence."""
+        return Share(self.helpful, self.reviewed + self.bad).low
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Whether a grant is in force, and the sentence that says why or what it lacks."""
+    """How a grant stands, and the sentence that says why or what it lacks.
+
+    ``suspended``: it was in force, and its evidence has fallen under what it needs.
+    """
 
     grant: Grant
     in_force: bool
     why: str
+    suspended: bool = False
+
+    @property
+    def state(self) -> str:
+        """Return the state in a word: ``in force``, ``waiting`` or ``suspended``."""
+        return "in force" if self.in_force else "suspended" if self.suspended else "waiting"
 
 
-def standing(grant: Grant, agreement: Agreement) -> Standing:
-    """Return how a grant stands given the reviews of its scope."""
+def standing(grant: Grant, agreement: Agreement, was_in_force: bool = False) -> Standing:
+    """Return how a grant stands given the evidence of its scope."""
     if grant.accept_untested:
         return Standing(grant, True, f"accepted untested: {grant.accept_untested}")
     needs, bound = grant.needs, agreement.lower_bound
     reviews = f"{agreement.reviewed} of {needs.reviews} reviews"
     agreed = f"agreement ≥ {bound:.2f}, needs {needs.agreement:.2f}"
+    bad = f", {agreement.bad} ended badly" if agreement.bad else ""
     enough = agreement.reviewed >= needs.reviews and bound >= needs.agreement
-    return Standing(grant, enough, f"{reviews}, {agreed}")
+    return Standing(grant, enough, f"{reviews}, {agreed}{bad}", was_in_force and not enough)
 
 
 def refusal(action: Action, decision: Decision, mode: str, standings: Iterable[Standing]) -> str:
@@ -75,7 +78,8 @@ def refusal(action: Action, decision: Decision, mode: str, standings: Iterable[S
             continue
         if one.in_force:
             return ""
-        waiting = f"the grant for {wanted} waits: {one.why}"
+        verb = "is suspended" if one.suspended else "waits"
+        waiting = f"the grant for {wanted} {verb}: {one.why}"
     scope = f"partition {decision.partition or 'unknown'}"
     return waiting or f"no grant covers {wanted} in {scope}"
 

@@ -24,6 +24,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from recovery import review
+from recovery.decision import Review
 from recovery.spool_reader import Reply, SpoolReader
 from recovery.store import Store, dated
 from slurm_hooks.config import Spool
@@ -37,6 +39,9 @@ RESTORE_LIMIT = 2000
 
 HEARTBEAT_SECONDS = 10.0
 """Heartbeats change every few minutes on each node; looking costs one stat for each node."""
+
+REVIEWS_SECONDS = 1.0
+"""How often the reviews are looked at."""
 
 Steps = Generator[tuple[str, Sequence[Any]], Reply, "Ingested"]
 
@@ -54,12 +59,14 @@ class Ingested:
     """What one pass brought.
 
     ``accepted`` are records that the index did not have; ``restored`` counts those that came back
-    from the archive. ``problems`` are sentences about what is wrong now. ``more`` says that
-    another pass would find something at once; ``finished`` that the pass has come to its end.
+    from the archive. ``reviews`` are new ones, each with its decision's id; they stay in the spool
+    until the index knows them. ``problems`` are sentences about what is wrong now. ``more`` says
+    that another pass would find something at once; ``finished`` that this one has come to its end.
     """
 
     accepted: tuple[FaultRecord, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    reviews: tuple[tuple[str, Review], ...] = ()
     problems: tuple[str, ...] = ()
     restored: int = 0
     more: bool = False
@@ -69,8 +76,10 @@ class Ingested:
 class Passes:
     """What is due when; ``steps`` is one pass, whoever runs its steps."""
 
-    def __init__(self, index_days: int) -> None:
+    def __init__(self, index_days: int, reviewers: Sequence[int] = ()) -> None:
         self.index_days = index_days
+        self.reviewers = tuple(reviewers)
+        self._reviews_due = 0.0
         self._level = False
         self._heartbeats_due = 0.0
 
@@ -89,9 +98,14 @@ class Passes:
         problems = ingested.problems
         if time.monotonic() >= self._heartbeats_due:
             problems += yield from self._taking_heartbeats(store)
+        reviews: tuple[tuple[str, Review], ...] = ()
+        if self.reviewers and time.monotonic() >= self._reviews_due:
+            reviews, told = yield from self._taking_reviews(store)
+            problems += told
         self._level = True
         return replace(
             ingested,
+            reviews=reviews,
             accepted=caught.accepted + ingested.accepted,
             problems=caught.problems + problems,
             restored=caught.restored,
@@ -118,7 +132,8 @@ class Passes:
         if restoring and self._level:
             store.forget_meta("restoring")
         accepted = () if restoring else tuple(restored)
-        return Ingested(accepted, (), tuple(tail.get("problems", ())), len(restored), more)
+        problems = tuple(tail.get("problems", ()))
+        return Ingested(accepted, problems=problems, restored=len(restored), more=more)
 
     def _taking_heartbeats(
         self, store: Store
@@ -128,6 +143,44 @@ class Passes:
         if not reply.get("more"):
             self._heartbeats_due = time.monotonic() + HEARTBEAT_SECONDS
         return tuple(reply.get("problems", ()))
+
+    def _taking_reviews(
+        self, store: Store
+    ) -> Generator[
+        tuple[str, Sequence[Any]], Reply, tuple[tuple[tuple[str, Review], ...], tuple[str, ...]]
+    ]:
+        """New reviews; those that are known, and those that do not count, leave the spool."""
+        reply = yield "reviews", (self.reviewers,)
+        new: list[tuple[str, Review]] = []
+        done: list[str] = []
+        refused: list[tuple[str, str]] = []
+        for item in reply.get("reviews", ()):
+            made, decision = _review(item), store.decision(item["decision"])
+            why = review.refusal(decision, made.uid)
+            if why:
+                refused.append((item["name"], why))
+            elif decision and any(known.id == made.id for known in decision.reviews):
+                done.append(item["name"])
+            else:
+                new.append((item["decision"], made))
+        problems = tuple(reply.get("problems", ()))
+        if done or refused:
+            problems += tuple((yield "dismiss", (done, refused)).get("problems", ()))
+        self._reviews_due = time.monotonic() + REVIEWS_SECONDS
+        return tuple(new), problems
+
+
+def _review(item: dict[str, Any]) -> Review:
+    uid, time_written = item["uid"], min(item["time"], utc())
+    return Review(
+        item["name"].removesuffix(".json"),
+        time_written,
+        review.name_of(uid),
+        uid,
+        item["verdict"],
+        item["would_have"],
+        item["note"],
+    )
 
 
 def _taking_in(store: Store, limit: int) -> Steps:
@@ -153,7 +206,7 @@ def _taking_in(store: Store, limit: int) -> Steps:
     rejected = tuple(Rejected(name, reason) for name, reason in batch.get("rejected", ()))
     # Where nothing moves, looking again at once would find the same.
     more = batch.get("more", False) and bool(done or rejected)
-    return Ingested(accepted, rejected, tuple(problems), more=more)
+    return Ingested(accepted, rejected, problems=tuple(problems), more=more)
 
 
 def _wrong_clocks(records: Iterable[FaultRecord], received: str) -> list[str]:
@@ -167,9 +220,11 @@ def _wrong_clocks(records: Iterable[FaultRecord], received: str) -> list[str]:
 class Inbox:
     """The inbox in this process, for one pass by hand, a replay, a test."""
 
-    def __init__(self, spool: Path, settings: Spool, index_days: int = 90) -> None:
+    def __init__(
+        self, spool: Path, settings: Spool, index_days: int = 90, reviewers: Sequence[int] = ()
+    ) -> None:
         self._reader = SpoolReader(spool, settings)
-        self._passes = Passes(index_days)
+        self._passes = Passes(index_days, reviewers)
 
     def ingest(self, store: Store, limit: int = PASS_LIMIT) -> Ingested:
         """Make one pass, and wait for the spool as long as it takes.

@@ -20,6 +20,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +45,12 @@ class ChildDied(Exception):
 class ChildInbox:
     """The aggregator's inbox. One thread uses it, always with the same index."""
 
-    def __init__(self, spool: Path, settings: Spool, index_days: int = 90) -> None:
+    def __init__(
+        self, spool: Path, settings: Spool, index_days: int = 90, reviewers: Sequence[int] = ()
+    ) -> None:
         self.spool = spool
         self.settings = settings
-        self._passes = Passes(index_days)
+        self._passes = Passes(index_days, reviewers)
         self._steps: Steps | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._restarted = float("-inf")

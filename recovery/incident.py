@@ -61,6 +61,7 @@ class Incident:
     ``job`` is the attempt as the scheduler showed it at its end. ``reported`` names the nodes
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
     or not responding. ``gated`` are nodes that kept the attempt from starting.
+    ``gpus`` is how many of them the attempt held on the nodes that spoke.
     ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
     """
 
@@ -80,6 +81,7 @@ class Incident:
     checkpoints_broken: bool = False
     progress_step: int | None = None
     partitions: tuple[str, ...] = ()
+    gpus: int = 0
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -150,6 +152,7 @@ def of_attempt(
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),
+        gpus=sum(map(len, held.values())),
     )
 
 

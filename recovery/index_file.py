@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 1
+LAYOUT = 3
 """Version of the tables; an index of another one is built anew."""
 
 LOCK_SECONDS = 10.0
@@ -55,6 +55,24 @@ CREATE INDEX requeues_time ON requeues (time);
 CREATE TABLE breakers (
     kind TEXT PRIMARY KEY, tripped INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE reviews (
+    decision TEXT NOT NULL, uid INTEGER NOT NULL, PRIMARY KEY (decision, uid)
+) WITHOUT ROWID;
+CREATE TABLE cases (
+    decision TEXT PRIMARY KEY, time TEXT NOT NULL, judged INTEGER NOT NULL, document TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX cases_time ON cases (time);
+CREATE INDEX cases_judged ON cases (time) WHERE judged;
+CREATE TABLE grants (
+    key TEXT PRIMARY KEY, in_force INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE concerns (
+    subject TEXT PRIMARY KEY, time TEXT NOT NULL, last TEXT NOT NULL, count INTEGER NOT NULL,
+    who TEXT NOT NULL, what TEXT NOT NULL, decision TEXT NOT NULL, owner TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX concerns_unowned ON concerns (time) WHERE who = '';
+CREATE INDEX concerns_last ON concerns (last);
+CREATE INDEX concerns_decision ON concerns (decision);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from recovery.decision import FINAL_ACTIONS, Action, Decision, Outcome
+from recovery.decision import FINAL_ACTIONS, Action, Decision, Outcome, Review
+from recovery.grants import Change
 from recovery.journal import Journal
 from recovery.publish import Publisher
 from recovery.store import open_store
@@ -55,6 +56,29 @@ class Ledger:
         self._record({"type": "outcome", "decision": decision.id, "outcome": asdict(outcome)})
         self._publisher.add(decision)
         log.info("%s outcome: %s: %s", decision.id, outcome.state, outcome.detail)
+
+    def reviewed(self, decision_id: str, review: Review) -> None:
+        """Record a person's review of a decision."""
+        event = {"type": "review", "decision": decision_id, "review": asdict(review)}
+        self._record(event)
+        self._publish_again(decision_id)
+        log.info("%s reviewed by %s: %s", decision_id, review.who, review.verdict)
+
+    def rerun(self, decision_id: str, time: str) -> None:
+        """Record when somebody else ran the job of a decision again."""
+        self._record({"type": "rerun", "decision": decision_id, "rerun": time})
+        self._publish_again(decision_id)
+
+    def grant_changed(self, change: Change, scope: str) -> None:
+        """Record that a grant came into force or fell back."""
+        self._record({"type": "grant", **asdict(change), "scope": scope})
+        what = "is in force" if change.in_force else "is SUSPENDED, its actions only recorded"
+        log.warning("the grant for %s %s: %s", scope, what, change.why)
+
+    def _publish_again(self, decision_id: str) -> None:
+        decision = self.store.decision(decision_id)
+        if decision is not None:
+            self._publisher.add(decision)
 
     def tripped(self, kind: str, why: str) -> None:
         """Record that a circuit breaker has opened."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from recovery.decision import Decision, Outcome
 from recovery.incident import FAILED_STATES
 from recovery.slurm.base import Job
-from slurm_hooks.record import FaultRecord
+from slurm_hooks.record import FaultRecord, seconds_of
 
 _STARTED = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"))
 
@@ -45,6 +45,30 @@ def outcomes(
     elif over or job.state in ("CANCELLED", "PREEMPTED"):
         new.append(Outcome("failed_again", now, step, f"the next attempt ended {job.state}"))
     return tuple(new)
+
+
+def rerun_time(decision: Decision, jobs: Iterable[Job]) -> int:
+    """Return when somebody else ran the job again (seconds since the epoch), 0 where nobody did.
+
+    ``jobs`` is a full look at the scheduler. A person requeues the job, or submits it once more:
+    the same owner's next job of the same name is taken for that.
+    """
+    attempt = decision.attempt
+    if attempt is None:
+        return 0
+    decided = seconds_of(decision.time)
+    starts = [
+        job.start_time
+        for job in jobs
+        if job.uid == decision.uid
+        and job.start_time > 0
+        and (
+            job.restarts > attempt.restart
+            if job.id == attempt.job_id
+            else job.name == decision.job_name and job.submit_time >= decided
+        )
+    ]
+    return min((start for start in starts if start >= int(decided)), default=0)
 
 
 def _step_beyond(decision: Decision, records: Iterable[FaultRecord]) -> int | None:

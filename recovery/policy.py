@@ -112,6 +112,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         progress_step=incident.progress_step,
         gated=incident.gated,
         requeued=incident.requeued,
+        gpus=incident.gpus,
     )
 
 

@@ -25,11 +25,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recovery import archive
+from recovery import archive, rejected_files, review_files
 from recovery.admission import Refused, check, parse, parse_heartbeat
 from recovery.munge import MungeUnavailable, may_speak_for, unseal
+from recovery.rejected_files import opened, shown
 from slurm_hooks.config import Spool
-from slurm_hooks.record import utc
 
 READ_LIMIT_BYTES = 8 * 1024 * 1024
 """Most content read in one step; it is held in memory."""
@@ -78,9 +78,11 @@ class SpoolReader:
             "archive": self.archive,
             "remove": self.remove,
             "heartbeats": self.heartbeats,
+            "reviews": self.reviews,
+            "dismiss": self.dismiss,
         }
         try:
-            with _opened(self.spool) as spool:
+            with opened(self.spool) as spool:
                 return steps[name](spool, *arguments)
         except OSError as error:
             where = self.spool / str(error.filename or "")
@@ -109,7 +111,7 @@ class SpoolReader:
         rejected: list[tuple[str, str]] = []
         problems: list[str] = []
         self._read = {}
-        with _opened("incoming", spool) as incoming:
+        with opened("incoming", spool) as incoming:
             unsafe = self._unsafe(spool, incoming)
             if unsafe:
                 return {"problems": [unsafe]}
@@ -124,12 +126,12 @@ class SpoolReader:
                     continue
                 except Refused as error:
                     try:
-                        self._reject(spool, incoming, name, str(error))
-                        rejected.append((_shown(name), str(error)))
+                        rejected_files.move(spool, "incoming", incoming, name, str(error))
+                        rejected.append((shown(name), str(error)))
                     except OSError as failed:
                         self._left_alone[name] = time.monotonic() + RETRY_SECONDS
                         problems.append(
-                            f"incoming/{_shown(name)} cannot be moved to rejected:"
+                            f"incoming/{shown(name)} cannot be moved to rejected:"
                             f" {failed.strerror} ({error})"
                         )
                 except MungeUnavailable as error:
@@ -137,7 +139,7 @@ class SpoolReader:
                     break
                 except OSError as error:
                     self._left_alone[name] = time.monotonic() + RETRY_SECONDS
-                    problems.append(f"incoming/{_shown(name)} cannot be read: {error.strerror}")
+                    problems.append(f"incoming/{shown(name)} cannot be read: {error.strerror}")
                 if size > READ_LIMIT_BYTES:
                     more = True
                     break
@@ -158,7 +160,7 @@ class SpoolReader:
     def remove(self, spool: int, names: Sequence[str]) -> Reply:
         """Take records that are in archive and index out of ``incoming``."""
         problems = []
-        with _opened("incoming", spool) as incoming:
+        with opened("incoming", spool) as incoming:
             for name in names:
                 try:
                     os.unlink(name, dir_fd=incoming)
@@ -173,7 +175,7 @@ class SpoolReader:
         """The heartbeats that have changed since they were last read."""
         beats: dict[str, Any] = {}
         problems: list[str] = []
-        with _opened("heartbeat", spool) as folder:
+        with opened("heartbeat", spool) as folder:
             unsafe = self._unsafe(spool, folder, "heartbeat")
             if unsafe:
                 return {"problems": [unsafe]}
@@ -200,6 +202,28 @@ class SpoolReader:
                     except (OSError, MungeUnavailable) as error:
                         problems.append(f"heartbeat/{entry.name} cannot be read: {error}")
         return {"heartbeats": beats, "problems": problems}
+
+    def reviews(self, spool: int, reviewers: Sequence[int]) -> Reply:
+        """What reviewers have written; what is none of it is moved aside."""
+        try:
+            with opened("reviews", spool) as folder:
+                found, refused, problems = review_files.look(folder, reviewers, self.settings)
+        except FileNotFoundError:
+            return {}  # a spool made before there were reviews
+        problems += self.dismiss(spool, (), refused).get("problems", ())
+        return {"reviews": found, "problems": problems}
+
+    def dismiss(self, spool: int, done: Sequence[str], refused: Sequence[tuple[str, str]]) -> Reply:
+        """Take reviews out of their folder: those ``done``, and those ``refused`` for a reason."""
+        problems = []
+        with opened("reviews", spool) as folder:
+            review_files.remove(folder, done)
+            for name, reason in refused:
+                try:
+                    rejected_files.move(spool, "reviews", folder, name, reason)
+                except OSError as error:
+                    problems.append(f"reviews/{shown(name)}: {reason} ({error.strerror})")
+        return {"problems": problems}
 
     def _listed(self, incoming: int, limit: int) -> tuple[list[tuple[str, bool]], bool]:
         """The first ``limit`` names and whether each is a regular file; whether there are more."""
@@ -271,21 +295,6 @@ class SpoolReader:
                 )
         return ""
 
-    def _reject(self, spool: int, incoming: int, name: str, reason: str) -> None:
-        """Move a file to ``rejected``, unopened, with its reason beside it."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir("rejected", 0o755, dir_fd=spool)
-        with _opened("rejected", spool) as rejected:
-            target = _free_name(name, rejected)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            # The reason first: a crash in between leaves a file that is judged again.
-            why = os.open(f"{target}.why", flags, 0o644, dir_fd=rejected)
-            try:
-                os.write(why, f"{utc()} incoming/{_shown(name)}: {reason}\n".encode())
-            finally:
-                os.close(why)
-            os.rename(name, target, src_dir_fd=incoming, dst_dir_fd=rejected)
-
 
 def _read_file(name: str, folder: int, limit: int) -> tuple[bytes, int, int]:
     """Return a regular file's content, owner and mode; no link is followed, no FIFO waited for."""
@@ -327,35 +336,6 @@ def _abandoned(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         return time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED_SECONDS
     return False
-
-
-def _shown(name: str) -> str:
-    """A file's name for people: a terminal must survive it, whatever it is made of."""
-    return name if name.isprintable() else ascii(name)
-
-
-def _free_name(name: str, rejected: int) -> str:
-    """A name for a rejected file: its own where that is plain and free."""
-    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "unnamed"
-    if plain.endswith(".why"):
-        plain += ".file"
-    try:
-        os.stat(plain, dir_fd=rejected, follow_symlinks=False)
-    except FileNotFoundError:
-        return plain
-    return f"{plain}.{os.urandom(4).hex()}"
-
-
-@contextlib.contextmanager
-def _opened(folder: str | Path, parent: int | None = None) -> Iterator[int]:
-    follow = 0 if parent is None else os.O_NOFOLLOW
-    descriptor = os.open(
-        folder, os.O_RDONLY | os.O_DIRECTORY | follow | os.O_CLOEXEC, dir_fd=parent
-    )
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def main() -> int:

@@ -22,7 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recovery.decision import Action, Decision, Outcome
+from recovery import concerns, judged
+from recovery.decision import Action, Decision, Outcome, Review
 from recovery.index_file import IndexFile, StoreDamaged, StoreError
 from recovery.journal import Journal
 from slurm_hooks.record import FaultRecord, seconds_of, utc
@@ -116,6 +117,11 @@ class Store:
         self.path = path
         self._file = IndexFile(path)
 
+    @property
+    def file(self) -> IndexFile:
+        """The open file, for the modules that own tables of their own."""
+        return self._file
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -158,7 +164,11 @@ class Store:
         elif kind == "breaker":
             row = (event["kind"], bool(event["tripped"]), str(event["why"]), event["time"])
             self._file.change("INSERT OR REPLACE INTO breakers VALUES (?, ?, ?, ?)", row)
-        elif kind in ("action", "outcome", "addendum"):
+        elif kind == "grant":
+            judged.put_grant(self._file, event)
+        elif kind == "ack":
+            concerns.put_ack(self._file, event)
+        elif kind in ("action", "outcome", "addendum", "review", "rerun"):
             decision = self.decision(event["decision"])
             if decision is None:
                 raise KeyError(f"no decision {event['decision']}")
@@ -166,6 +176,10 @@ class Store:
                 decision = decision.with_action(Action(**event["action"]))
             elif kind == "outcome":
                 decision = decision.with_outcome(Outcome(**event["outcome"]))
+            elif kind == "review":
+                decision = decision.with_review(Review(**event["review"]))
+            elif kind == "rerun":
+                decision = replace(decision, rerun=str(event["rerun"]))
             else:
                 decision = replace(decision, addenda=(*decision.addenda, str(event["text"])))
             self._put_decision(decision)
@@ -180,6 +194,7 @@ class Store:
         )  # fmt: skip
         run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         run("DELETE FROM decision_nodes WHERE decision = ?", (decision.id,))
+        judged.put(self._file, decision)
         run("DELETE FROM requeues WHERE decision = ?", (decision.id,))
         nodes = {answer.node for answer in decision.nodes} | set(decision.job.excluded)
         nodes |= {implicated.node for implicated in decision.cause.implicated}
@@ -191,6 +206,7 @@ class Store:
                     "INSERT OR REPLACE INTO requeues VALUES (?, ?, ?, ?, ?, ?)",
                     (action.time, decision.id, action.target, action.state, job_id, decision.uid),
                 )
+        concerns.put(self._file, decision)
 
     # -- records --------------------------------------------------------------------------
 

@@ -140,6 +140,44 @@ class Grant:
 
 
 @frozen
+class Review:
+    """Whose verdict on decisions counts: ``reviewers`` are names of users, or uids as text."""
+
+    reviewers: tuple[str, ...] = ()
+
+
+@frozen
+class Notify:
+    """How people are told of what needs them; each way is off while it is empty.
+
+    ``command`` gets the notice as JSON on standard input. ``webhook`` gets the same document by
+    POST, ``slack`` a text as Slack's incoming webhooks take it. ``mail`` lists addresses of the
+    people on call, ``mail_owner`` writes to the job's owner too; ``mail_program`` is called as
+    slurmctld calls MailProg: ``-s SUBJECT ADDRESS``, the text on standard input. One subject is
+    told again after ``repeat`` seconds at the earliest; at most ``per_hour`` notices are sent.
+    """
+
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+    slack: str = ""
+    mail: tuple[str, ...] = ()
+    mail_owner: bool = False
+    mail_program: str = "/bin/mail"
+    repeat: float = 4 * 3600.0
+    per_hour: int = 30
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        for url in (self.webhook, self.slack):
+            if url and not url.startswith(("http://", "https://")):
+                raise ValueError(f"a webhook's address begins with https://, not {url!r}")
+        if self.command and not self.command[0].startswith("/"):
+            raise ValueError(f"command must begin with an absolute path, not {self.command[0]!r}")
+        if not 1 <= self.timeout <= 60:
+            raise ValueError("timeout must be between 1 and 60 seconds")
+
+
+@frozen
 class Config(NodeConfig):
     """All of recovery.toml: what a node reads of it, and what the controller does."""
 
@@ -147,6 +185,8 @@ class Config(NodeConfig):
     slurm: Slurm = field(default_factory=Slurm)
     policy: Policy = field(default_factory=Policy)
     guard: Guard = field(default_factory=Guard)
+    review: Review = field(default_factory=Review)
+    notify: Notify = field(default_factory=Notify)
     grant: tuple[Grant, ...] = ()
 
 

@@ -1,9 +1,12 @@
-"""What an operator looks at: ``status``, ``decisions``, ``explain``, ``grants``."""
+"""What an operator looks at: ``status``, ``incidents``, ``decisions``, ``nodes``,
+``explain``."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -22,28 +25,30 @@ def status(as_json: bool) -> None:
     click.echo(json.dumps(document) if as_json else text.status(document))
 
 
+def _filters(command: Callable[..., None]) -> Callable[..., None]:
+    """The filters that every list has."""
+    options = (
+        click.option("--since", callback=opening.moment, help="From then on: 6h, 3d, or a time."),
+        click.option("--until", callback=opening.moment, help="Before then."),
+        click.option("--node", help="Only what names this node."),
+        click.option("--job", type=int, help="Only on this job."),
+        click.option("--user", help="Only on jobs of this user."),
+        click.option("--partition", help="Only on jobs of this partition."),
+        click.option("--class", "fault_class", help="Only of this fault class."),
+        click.option("--limit", default=20, show_default=True, help="At most so many."),
+        opening.JSON,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.option("--node", help="Only decisions that name this node.")
-@click.option("--job", type=int, help="Only decisions on this job.")
-@click.option("--user", help="Only decisions on jobs of this user.")
-@click.option("--partition", help="Only decisions on jobs of this partition.")
-@click.option("--class", "fault_class", help="Only decisions of this fault class.")
-@click.option("--limit", default=20, show_default=True, help="At most so many, newest first.")
-@opening.JSON
-def decisions(
-    node: str | None,
-    job: int | None,
-    user: str | None,
-    partition: str | None,
-    fault_class: str | None,
-    limit: int,
-    as_json: bool,
-) -> None:
+@_filters
+def decisions(as_json: bool, **wanted: Any) -> None:
     """What was decided, newest first."""
     with opening.index(opening.configuration()) as store:
-        found = store.decisions(
-            node=node, job=job, user=user, partition=partition, fault_class=fault_class, limit=limit
-        )
+        found = store.decisions(**wanted)
     if as_json:
         items = [decision.to_dict() for decision in found]
         click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
@@ -56,10 +61,46 @@ def decisions(
 
 
 @click.command()
+@_filters
+def incidents(as_json: bool, **wanted: Any) -> None:
+    """Jobs and nodes that something happened to, newest first, each with its attempts."""
+    from recovery.report import lists
+
+    limit = wanted.pop("limit")
+    with opening.index(opening.configuration()) as store:
+        found = store.decisions(**wanted, limit=limit * 10)
+        document = lists.incidents_document(found, limit)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    click.echo(lists.incidents(document))
+    sys.exit(0 if document["incidents"] else 1)
+
+
+@click.command()
+@click.argument("names", metavar="NODE", nargs=-1)
+@click.option("--silent", is_flag=True, help="Only nodes that do not report.")
+@opening.JSON
+def nodes(names: tuple[str, ...], silent: bool, as_json: bool) -> None:
+    """How each node reports, how often decisions named it, and what it last found."""
+    from recovery.report import lists
+
+    with opening.index(opening.configuration()) as store:
+        document = lists.nodes_document(store, names, utc(), silent=silent)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    click.echo(lists.nodes(document))
+    sys.exit(0 if document["nodes"] else 1)
+
+
+@click.command()
 @click.argument("name")
 @opening.JSON
 def explain(name: str, as_json: bool) -> None:
     """The whole story of a decision id, a job number or a node."""
+    from recovery.report import lists
+
     with opening.index(opening.configuration()) as store:
         decision = store.decision(name)
         found = [decision] if decision else []
@@ -67,6 +108,10 @@ def explain(name: str, as_json: bool) -> None:
             found = store.decisions(job=int(name), limit=50)[::-1]
         if not found:
             found = store.decisions(node=name, limit=10)[::-1]
+        known = lists.nodes_document(store, [name], utc()) if not found else {"nodes": []}
+    if known["nodes"]:
+        click.echo(json.dumps(known) if as_json else lists.nodes(known))
+        return
     if not found:
         opening.fail(
             f"no decision, job or node called {name!r} is known; see: recovery decisions", 1
@@ -76,11 +121,3 @@ def explain(name: str, as_json: bool) -> None:
         click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
         return
     click.echo("\n\n".join(text.story(decision) for decision in found))
-
-
-@click.command()
-@opening.JSON
-def grants(as_json: bool) -> None:
-    """Which grants are in force, and what the others still lack."""
-    document = text.grants_document(opening.configuration())
-    click.echo(json.dumps(document) if as_json else text.grants(document))

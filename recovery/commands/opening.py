@@ -6,7 +6,9 @@ Owns how each failure to do so is told: one line on standard error, and the exit
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -15,11 +17,27 @@ import click
 
 from slurm_hooks import config_file
 from slurm_hooks.config import Config, ConfigError, load
+from slurm_hooks.record import utc
 
 if TYPE_CHECKING:  # what a command does not use, it does not wait for
     from recovery.aggregator import Aggregator
     from recovery.slurm.base import Scheduler
     from recovery.store import Store
+
+
+def moment(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Read an option's time as records have it: 90m, 6h, 3d ago, or 2026-12-02T05:30 in UTC."""
+    if value is None:
+        return None
+    ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
+    if ago:
+        return utc(time.time() - int(ago.group(1)) * _SECONDS[ago.group(2)])
+    if re.fullmatch(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?Z?", value):
+        return value.replace(" ", "T").rstrip("Z")
+    raise click.BadParameter(f"{value!r} is no time: 90m, 6h, 3d, or 2026-12-02T05:30")
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 

@@ -10,6 +10,9 @@ import click
 
 from recovery.commands import opening
 
+_SPOOL_SECONDS = 10.0
+"""One pass by hand waits for the spool, which the service looks at again and again."""
+
 
 @click.command()
 def run() -> None:
@@ -29,7 +32,7 @@ def run() -> None:
 def once(as_json: bool) -> None:
     """One pass of the aggregator, then stop."""
     with opening.aggregator(opening.configuration()) as running:
-        done = running.pass_once()
+        done = running.pass_once(_SPOOL_SECONDS)
     document = {
         "schema": "pass/v1",
         "accepted": done.accepted,

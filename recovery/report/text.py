@@ -6,32 +6,39 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recovery import guard
+from recovery import concerns, guard
 from recovery.decision import Decision
+from recovery.grants import scope_text, standings
 from recovery.store import Store
-from slurm_hooks.config import Config, Grant
+from slurm_hooks.config import Config
 from slurm_hooks.record import seconds_of
 
 WIDTH = 80
+_SILENT_NAMED = 12
+
+LATE_PASS_SECONDS = 60.0
+"""A pass is due every second or less; the nodes stop believing in it after this."""
+
 SILENT_SECONDS = 900.0
 """A node whose last heartbeat is older than this is shown as silent, not as healthy."""
 
 
 def line(decision: Decision) -> str:
-    """Return a decision in one line: when, what about, which answers, how it stands."""
+    """Return a decision in a line or two: when, what about, which answers, how it stands."""
     about = f"job {decision.attempt.job_id}" if decision.attempt else decision.incident
     answers: list[str] = [decision.job.verdict] if decision.attempt else []
     answers += [f"{answer.verdict} {answer.node}" for answer in decision.nodes]
-    return _printable(
+    told = printable(
         f"{decision.id}  {decision.time[:19]}Z  {about}: {', '.join(answers) or 'leave'}"
-        f"  [{decision.cause.fault_class}, {_standing(decision)}]"
+        f"  [{decision.cause.fault_class}, {standing(decision)}]"
     )
+    return "\n".join(textwrap.wrap(told, WIDTH, subsequent_indent="    "))
 
 
 def story(decision: Decision) -> str:
     """Return the whole decision in the order in which it happened, for a reader who was asleep."""
     about = f"job {decision.attempt.job_id}" if decision.attempt else decision.incident
-    lines = [f"{decision.id}  {about}  ({_standing(decision)})", ""]
+    lines = [f"{decision.id}  {about}  ({standing(decision)})", ""]
     if decision.attempt:
         who = f"{decision.job_name!r} of {decision.owner}, partition {decision.partition}"
         lines += _paragraph(f"Job {decision.attempt.job_id}, {who}, restart {_restart(decision)}.")
@@ -69,8 +76,16 @@ def story(decision: Decision) -> str:
         lines += ["", "Outcome"]
     for outcome in decision.outcomes:
         lines += _bullet(f"{_clock(outcome.time)}  {outcome.state}: {outcome.detail}")
+    if decision.rerun:
+        lines += _bullet(f"{_clock(decision.rerun)}  somebody else ran the job again")
     for addendum in decision.addenda:
         lines += _bullet(f"later: {addendum}")
+    if decision.reviews:
+        lines += ["", "Reviews"]
+    for review in decision.reviews:
+        would = f", would have: {review.would_have}" if review.would_have else ""
+        note = f": {review.note}" if review.note else ""
+        lines += _bullet(f"{_clock(review.time)}  {review.who}: {review.verdict}{would}{note}")
     return "\n".join(lines)
 
 
@@ -83,11 +98,24 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
         if seconds_of(now) - seconds_of(beat["received"]) > SILENT_SECONDS
     ]
     opened = store.open_decisions()
+    needed = [
+        {
+            "subject": one.subject,
+            "since": one.time,
+            "age_seconds": round(seconds_of(now) - seconds_of(one.time)),
+            "count": one.count,
+            "what": one.what,
+            "decision": one.decision,
+            "owner": one.owner,
+        }
+        for one in concerns.unowned(store.file)
+    ]
     return {
         "schema": "status/v1",
         "time": now,
         "mode": config.mode,
-        "grants": grants_document(config)["grants"],
+        "needs_a_person": needed,
+        "grants": grants_document(config, standings(config, store))["grants"],
         "breakers": [
             {"kind": one.kind, "since": one.time, "why": one.why}
             for one in store.breakers().values()
@@ -98,74 +126,88 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
         "problems": [text for text in (store.meta("problems") or "").split("\n") if text],
         "nodes": {"heard": len(beats) - len(silent), "silent": silent},
         "open": [
-            {"id": d.id, "incident": d.incident, "state": _standing(d), "why": d.cause.summary}
+            {"id": d.id, "incident": d.incident, "state": standing(d), "why": d.cause.summary}
             for d in opened
         ],
     }
 
 
 def status(document: Mapping[str, Any]) -> str:
-    """Return the status document in words."""
-    lines = [f"mode        {document['mode']}"]
-    last = document["last_pass"]
-    lines.append(f"last pass   {last or 'none: is `recovery run` running?'}")
-    nodes = document["nodes"]
-    heard = f"nodes       {nodes['heard']} heard of"
-    lines.append(f"{heard}, silent: {', '.join(nodes['silent']) or 'none'}")
+    """Return the status document in words: what a person must do comes first."""
+    lines: list[str] = []
+    for one in document["needs_a_person"]:
+        who = f" of {one['owner']}" if one["owner"] and one["subject"].startswith("job") else ""
+        said = f"{one['subject']}{who}, for {age(one['age_seconds'])}: {one['what']}"
+        lines += wrapped("NEEDS YOU   ", said)
     for breaker in document["breakers"]:
-        lines += _wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
+        lines += wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
     for problem in document["problems"]:
-        lines += _wrapped("problem     ", problem)
+        lines += wrapped("problem     ", problem)
+    last = document["last_pass"]
+    lines.append(f"mode        {document['mode']}")
+    lines += wrapped("last pass   ", _last_pass(last, document["time"]))
+    nodes = document["nodes"]
+    silent = nodes["silent"]
+    named = ", ".join(silent[:_SILENT_NAMED])
+    more = f" and {len(silent) - _SILENT_NAMED} more" if len(silent) > _SILENT_NAMED else ""
+    said = f"{nodes['heard']} heard of, silent: {named or 'none'}{more}"
+    lines += wrapped("nodes       ", said)
     for one in document["grants"]:
-        lines += _wrapped("grant       ", _grant_line(one))
+        lines += wrapped("grant       ", _grant_line(one))
     for one in document["open"]:
-        lines += _wrapped("open        ", f"{one['id']} {one['state']}: {one['why']}")
+        lines += wrapped("open        ", f"{one['id']} {one['state']}: {one['why']}")
     if not document["open"]:
         lines.append("open        nothing")
     return "\n".join(lines)
 
 
-def grants_document(config: Config) -> dict[str, Any]:
+def _last_pass(last: str | None, now: str) -> str:
+    if not last:
+        return "none: is `recovery run` running?"
+    seconds = seconds_of(now) - seconds_of(last)
+    late = ": is `recovery run` running?" if seconds > LATE_PASS_SECONDS else ""
+    return f"{last}, {age(seconds)} ago{late}"
+
+
+def age(seconds: float) -> str:
+    """Return a duration as people say it: ``40 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def grants_document(config: Config, stand: Sequence[guard.Standing]) -> dict[str, Any]:
     """Return ``grants/v1``: every grant of the configuration and how it stands."""
-    standings = [guard.standing(grant, guard.Agreement()) for grant in config.grant]
+    acting = config.mode == "act"
     return {
         "schema": "grants/v1",
         "mode": config.mode,
         "grants": [
             {
                 "actions": list(one.grant.actions),
-                "scope": _scope(one.grant),
-                "in_force": one.in_force and config.mode == "act",
-                "why": one.why if config.mode == "act" else f"monitor mode; {one.why}",
+                "scope": scope_text(one.grant),
+                "in_force": one.in_force and acting,
+                "state": one.state if acting or not one.in_force else "ready",
+                "why": one.why if acting else f"monitor mode; {one.why}",
             }
-            for one in standings
+            for one in stand
         ],
     }
 
 
 def grants(document: Mapping[str, Any]) -> str:
     """Return the grants document in words."""
-    lines = [text for one in document["grants"] for text in _wrapped("", _grant_line(one))]
+    lines = [text for one in document["grants"] for text in wrapped("", _grant_line(one))]
     return "\n".join(lines) or "no grant is configured: everything is only recorded"
 
 
-def _scope(grant: Grant) -> str:
-    parts = (
-        ("partitions", grant.partitions),
-        ("accounts", grant.accounts),
-        ("users", grant.users),
-        ("qos", grant.qos),
-    )
-    return "; ".join(f"{name} {', '.join(names)}" for name, names in parts if names) or "everywhere"
-
-
 def _grant_line(one: Mapping[str, Any]) -> str:
-    state = "in force" if one["in_force"] else "waiting"
-    return f"{', '.join(one['actions'])} ({one['scope']}): {state}, {one['why']}"
+    return f"{', '.join(one['actions'])} ({one['scope']}): {one['state']}, {one['why']}"
 
 
-def _standing(decision: Decision) -> str:
-    """How a decision stands, in a word or two."""
+def standing(decision: Decision) -> str:
+    """Return how a decision stands, in a word or two."""
     if decision.outcome:
         return decision.outcome.state
     states: Sequence[str] = [action.state for action in decision.actions]
@@ -184,19 +226,23 @@ def _clock(time: str) -> str:
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(_printable(text), WIDTH)
+    return textwrap.wrap(printable(text), WIDTH)
 
 
 def _bullet(text: str) -> list[str]:
-    return textwrap.wrap(_printable(text), WIDTH, initial_indent="  ", subsequent_indent="      ")
+    return textwrap.wrap(printable(text), WIDTH, initial_indent="  ", subsequent_indent="      ")
 
 
-def _printable(text: str) -> str:
-    """A user's log line may hold what would move the cursor or retitle the admin's terminal."""
+def printable(text: str) -> str:
+    """Return ``text`` without control characters.
+
+    A user's log line may hold what would move the cursor or retitle the admin's terminal.
+    """
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def _wrapped(title: str, text: str) -> list[str]:
+def wrapped(title: str, text: str) -> list[str]:
+    """Return ``text`` in lines of 80 columns, with ``title`` before the first."""
     return textwrap.wrap(
-        _printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
+        printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
     ) or [title.rstrip()]

@@ -1,0 +1,110 @@
+"""How long an operator waits for each command, on an index of a million records.
+
+    .venv/bin/python benchmarks/operators.py [RECORDS]
+
+Prints the fastest of three runs of each command, as a whole process; builds the index in a
+temporary folder first, one decision for fifty records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from recovery.decision import Action, Review
+from recovery.journal import Journal
+from recovery.store import open_store
+from slurm_hooks.record import utc
+from tests.records import decision, record
+
+NODES = 1000
+BATCH = 20_000
+COMMANDS = (
+    ["status"], ["incidents"], ["decisions"], ["decisions", "--node", "n3"], ["nodes"],
+    ["nodes", "n3"], ["explain", "1003"], ["explain", "n3"], ["grants"], ["trial"],
+)  # fmt: skip
+CONFIG = """
+mode = "act"
+[spool]
+path = "{root}/spool"
+[controller]
+state = "{root}/state"
+[[grant]]
+actions = ["requeue"]
+"""
+
+
+def main() -> None:
+    """Build, then time."""
+    records = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "recovery.toml").write_text(CONFIG.format(root=root))
+        build(root, records)
+        for command in COMMANDS:
+            seconds = min(timed(root, command) for _ in range(3))
+            print(f"{' '.join(command):<24} {seconds:6.3f} s", flush=True)
+
+
+def build(root: Path, records: int) -> None:
+    """Fill an index with ``records`` of 1000 nodes over 90 days, and their decisions."""
+    journal = Journal(root / "state" / "journal")
+    store = open_store(root / "state" / "index.sqlite", journal)
+    first, span = time.time() - 90 * 86_400, 90 * 86_400
+    template = json.dumps(record(node="NODE", id="IDENTITY", time="WHEN").to_dict())
+    for start in range(0, records, BATCH):
+        rows = []
+        for number in range(start, min(records, start + BATCH)):
+            when, node = utc(first + span * number / records), f"n{number % NODES}"
+            text = template.replace("IDENTITY", f"{number:026d}").replace("NODE", node)
+            text = text.replace("WHEN", when)
+            rows.append((f"{number:026d}", node, when, when, "epilog", number // 50, 0, text))
+        with store.file.transaction():
+            store.file.change_many("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    events = []
+    for number in range(records // 50):
+        when = utc(first + span * number * 50 / records)
+        verdict = ("helpful", "helpful", "helpful", "ambiguous")[number % 4]
+        made = decision(
+            f"d{number:08d}",
+            job_id=1000 + number,
+            time=when,
+            ended_time=when,
+            gpus=8,
+            actions=(Action("requeue", str(1000 + number), "recorded", when),),
+            reviews=(Review(f"r{number}", when, "ann", 7, verdict),) if number % 3 else (),  # type: ignore[arg-type]
+        )
+        text = json.dumps(made.to_dict()).replace('"n3"', f'"n{number % NODES}"')
+        events.append(
+            {"seq": number + 1, "type": "decision", "decision": json.loads(text), "time": when}
+        )
+    store.apply_all(events)
+    beat = {"verdict": "ok"}
+    store.put_heartbeats({f"n{number}": beat for number in range(NODES)})
+    store.put_meta("last_pass", utc())
+    store.close()
+    # Commands read the journal's end alone where the index is level with it.
+    last = json.dumps({"seq": len(events), "type": "note", "time": utc()})
+    folder = root / "state" / "journal"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{1:012d}.{utc()[:10]}.jsonl").write_text(last + "\n")
+
+
+def timed(root: Path, command: list[str]) -> float:
+    """Seconds that a command takes from start to end."""
+    environment = {**os.environ, "SLURM_RECOVERY_CONFIG": str(root / "recovery.toml")}
+    program = Path(sys.executable).parent / "recovery"
+    began = time.monotonic()
+    subprocess.run(
+        [program, *command], env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120
+    )
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    main()
