@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pwd
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ from recovery.report import text
 from slurm_hooks import config_file
 from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.record import utc
+
+_PAUSED_NODES_LIMIT = 1000
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -144,23 +148,82 @@ def grants(as_json: bool) -> None:
     click.echo(json.dumps(document) if as_json else text.grants(document))
 
 
-@main.command()
-@click.option("--why", required=True, help="What was found, and why it is safe to go on.")
-def resume(why: str) -> None:
-    """Close the circuit breaker, so that nodes may be drained again."""
-    from recovery.journal import Journal
+_PARTITION = click.option("--partition", help="Only this partition.")
+_NODE = click.option("--node", help="Only this node, or a list such as n[1-4].")
+_JOB = click.option("--job", help="Only this job: 12, an array 6, or a task of it, 6_2.")
 
-    config = _config()
-    with _store(config) as store:
-        open_breakers = [one.kind for one in store.breakers().values() if one.tripped]
-    if not open_breakers:
-        _fail("no circuit breaker is open", 1)
-    journal = Journal(config.controller.state / "journal")
-    who = os.environ.get("SUDO_USER") or str(os.getuid())
-    for kind in open_breakers:
-        event = {"type": "breaker", "kind": kind, "tripped": False, "why": f"{who}: {why}"}
-        journal.append({"time": utc(), **event})
+
+@main.command()
+@_PARTITION
+@_NODE
+@_JOB
+@click.option("--why", required=True, help="For whoever wonders why nothing happens.")
+def pause(partition: str | None, node: str | None, job: str | None, why: str) -> None:
+    """Send no further command, from now on until `recovery resume`; deciding goes on."""
+    for scope, name in _scopes(partition, node, job):
+        _order({"type": "pause", "scope": scope, "name": name, "paused": True, "why": why})
+        click.echo(f"{scope} {name}".rstrip() + ": paused")
+
+
+@main.command()
+@_PARTITION
+@_NODE
+@_JOB
+@click.option("--why", required=True, help="What was found, and why it is safe to go on.")
+def resume(partition: str | None, node: str | None, job: str | None, why: str) -> None:
+    """End a pause; with no scope, the pause of all, and close every circuit breaker."""
+    wanted = _scopes(partition, node, job)
+    with _store(_config()) as store:
+        tripped = [one.kind for one in store.breakers().values() if one.tripped]
+        paused = {(one.scope, one.name) for one in store.pauses()}
+    ended = [scope for scope in wanted if scope in paused]
+    closed = tripped if wanted == [("all", "")] else []
+    if not ended and not closed:
+        others = ", ".join(f"{scope} {name}".rstrip() for scope, name in sorted(paused))
+        hint = f"; paused: {others}" if others else ""
+        _fail(f"nothing of that is paused, and no circuit breaker is open{hint}", 1)
+    for kind in closed:
+        said = f"{_who()}: {why}"
+        _order({"type": "breaker", "kind": kind, "tripped": False, "why": said})
         click.echo(f"{kind}: closed")
+    for scope, name in ended:
+        _order({"type": "pause", "scope": scope, "name": name, "paused": False, "why": why})
+        click.echo(f"{scope} {name}".rstrip() + ": resumed")
+
+
+def _scopes(partition: str | None, node: str | None, job: str | None) -> list[tuple[str, str]]:
+    from recovery.slurm.hostlist import HostlistError, expand
+
+    try:
+        nodes = expand(node, _PAUSED_NODES_LIMIT) if node else ()
+    except HostlistError as error:
+        _fail(f"--node {node}: {error}", 2)
+    if job is not None and not re.fullmatch(r"\d+(_\d+)?", job, re.ASCII):
+        _fail(f"--job {job}: not a job's number", 2)
+    found = [("node", name) for name in nodes]
+    found += [("partition", name) for name in (partition or "").split(",") if name]
+    found += [("job", job)] if job else []
+    return found or [("all", "")]
+
+
+def _order(event: dict[str, Any]) -> None:
+    """Journal a person's order; the aggregator takes it in before its next command."""
+    from recovery.journal import Journal, JournalError
+
+    try:
+        journal = Journal(_config().controller.state / "journal")
+        journal.append({"time": utc(), "who": _who(), **event})
+    except JournalError as error:
+        _fail(str(error), 2)
+
+
+def _who() -> str:
+    """Who gives an order: who called sudo, else the account, by its number where it has no name."""
+    try:
+        account = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        account = str(os.getuid())
+    return os.environ.get("SUDO_USER") or account
 
 
 @main.command()
@@ -216,7 +279,8 @@ def _aggregator(config: Config) -> Iterator[Any]:
 def _store(config: Config) -> Iterator[Any]:
     """The index, level with the journal, for reading."""
     from recovery.journal import Journal, JournalError
-    from recovery.store import StoreError, open_store
+    from recovery.store import StoreError
+    from recovery.store_opening import open_store
 
     state = config.controller.state
     if not state.is_dir():

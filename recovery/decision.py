@@ -52,7 +52,9 @@ class Implicated:
     """A resource held responsible: always a node, perhaps one of its GPUs or ranks.
 
     ``source`` says whose word it is: ``kernel_log``, ``nvml``, another probe, ``slurm``, or
-    ``log`` for the program's own text, on which alone nobody drains a node.
+    ``log`` for the program's own text, on which alone nobody drains a node, ``history`` for what
+    the node was part of before. ``resolution`` is what mends it (the catalogue's word), ``uuid``
+    the GPU's and ``boot_id`` the node's at that time: what must have changed before it returns.
     """
 
     node: str
@@ -61,6 +63,9 @@ class Implicated:
     code: str = ""
     gpu: int | None = None
     rank: int | None = None
+    resolution: str = ""
+    uuid: str = ""
+    boot_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,15 @@ class JobAnswer:
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """The verdict for one implicated node, in words."""
+    """The verdict for one implicated node, in words.
+
+    ``stands`` is, for a return, the drain reason of ours that must still stand when it is acted on.
+    """
 
     node: str
     verdict: NodeVerdict
     reason: str
+    stands: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,9 @@ class Decision:
     ``attempt`` is None for a sick node outside any job. ``owner``, ``uid``, ``partition``,
     ``account`` and ``qos`` are the job's; ``job_nodes`` where it ran. ``rule`` names the row of
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
-    rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
+    rejected and why, ``would_change`` what else would have had to be seen for another answer.
+    ``revises`` is the decision in whose place late evidence put this one. ``checkpoint_step`` and
+    ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
@@ -171,12 +182,14 @@ class Decision:
     ended_time: str = ""
     limits: tuple[str, ...] = ()
     considered: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
     evidence: tuple[Excerpt, ...] = ()
     checkpoint_step: int | None = None
     progress_step: int | None = None
     limited_by: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
     requeued: bool = False
+    revises: str = ""
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
@@ -192,6 +205,11 @@ class Decision:
         if any(action.state not in FINAL_ACTIONS for action in self.actions):
             return True
         return self.awaits_outcome
+
+    @property
+    def acted_on(self) -> bool:
+        """A command has been sent for it, or may have been before a crash."""
+        return any(action.step or action.state in ("done", "verified") for action in self.actions)
 
     @property
     def awaits_outcome(self) -> bool:
@@ -237,7 +255,15 @@ class Decision:
         known["nodes"] = _all(NodeAnswer, known["nodes"])
         known["evidence"] = _all(Excerpt, known.get("evidence", ()))
         known["actions"] = _all(Action, known.get("actions", ()))
-        for name in ("job_nodes", "limits", "considered", "limited_by", "gated", "addenda"):
+        for name in (
+            "job_nodes",
+            "limits",
+            "considered",
+            "would_change",
+            "limited_by",
+            "gated",
+            "addenda",
+        ):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from recovery.spool_reader import Reply, SpoolReader
-from recovery.store import Store, dated
+from recovery.store import Store
+from recovery.store_rows import dated
 from slurm_hooks.config import Spool
 from slurm_hooks.record import FaultRecord, utc
 

@@ -270,6 +270,7 @@ def _what_is_news(
     from slurm_hooks.delivery import Delivery, heartbeat
 
     remembered, gate = json.loads(memory or b"[{}, {}]")
+    nvml = states.get("nvml")
     judged = history.review(
         remembered, report.boot_id, report.findings, report.probes, time.time(), repeat_seconds
     )
@@ -278,7 +279,7 @@ def _what_is_news(
     if gate and report.verdict != "fatal":
         states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
     news = replace(report, findings=judged.findings) if judged.due else None
-    return Delivery(news, heartbeat(report), states)
+    return Delivery(news, heartbeat(report, nvml), states)
 
 
 def _remembered(states: Path) -> bytes:

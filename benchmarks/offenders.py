@@ -1,0 +1,159 @@
+"""Are bad nodes found, and good ones left alone? A fleet in which it is known which are bad.
+
+    ./scripts/bench offenders [--seed N] [--nodes N] [--days N]
+
+Simulates jobs of very different sizes on nodes of which a few are bad: they break the jobs that run
+on them many times as often, and report nothing. Users' programs fail as well, some in a loop. No
+failure says whose fault it was. Then compares who is blamed: by ``recovery.offenders``, and by a
+plain count of the failed jobs of each node, above the mean by three standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from recovery.offenders import Mark, Tally, threshold
+from slurm_hooks.record import utc
+
+START = 1.8e9
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+HALF_LIFE = 30 * DAY
+CHANCE = 0.01
+
+SIZES = (*[1] * 12, *[2] * 6, *[4] * 4, *[8] * 2, 16, 32)
+FAULTS_PER_NODE_HOUR = 6.5e-3 / 24
+"""6.5 failures in a thousand node-days (Kokolis et al. 2024, a cluster of 16,000 A100 GPUs)."""
+
+BAD_RATIO = 100.0
+"""A bad node breaks a job every 37 hours."""
+
+USERS = 40
+BUGGY_SHARE = 0.02
+"""Of jobs that fail by themselves without saying why; most say it, and do not count."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One simulated job; ``end`` in seconds after the start, ``failed`` for whatever reason."""
+
+    uid: int
+    nodes: tuple[str, ...]
+    begin: float
+    end: float
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """Who was blamed, against who is bad."""
+
+    precision: float
+    recall: float
+    blamed: int
+
+
+def simulate(seed: int, node_count: int, days: int, bad_count: int) -> tuple[list[Job], set[str]]:
+    """Return the jobs of a fleet in the order of their ends, and the nodes that are bad."""
+    rng = random.Random(seed)
+    names = [f"n{number}" for number in range(node_count)]
+    bad = set(rng.sample(names, bad_count))
+    jobs = sorted(_jobs(rng, names, bad, days * DAY), key=lambda job: job.end)
+    return jobs, bad
+
+
+def _jobs(rng: random.Random, names: list[str], bad: set[str], until: float) -> Iterator[Job]:
+    """Fill the fleet job after job; large jobs find their nodes like all others."""
+    free_at = dict.fromkeys(names, 0.0)
+    # Some partitions are busier than others: a node's hours in jobs differ.
+    idle = {name: rng.expovariate(1 / (rng.choice((0.5, 2.0, 8.0)) * HOUR)) for name in names}
+    while True:
+        size = min(rng.choice(SIZES), len(names) // 2)
+        earliest = sorted(names, key=lambda name: free_at[name] + idle[name] * rng.random())[:size]
+        begin = max(free_at[name] for name in earliest)
+        if begin > until:
+            return
+        uid, end = rng.randrange(USERS), begin + rng.uniform(0.2, 24) * HOUR
+        buggy = rng.random() < BUGGY_SHARE
+        rate = sum(FAULTS_PER_NODE_HOUR * (BAD_RATIO if name in bad else 1) for name in earliest)
+        broken = begin + rng.expovariate(rate) * HOUR
+        # A program's own mistake shows soon, and some users try again and again on one node.
+        loops = rng.randrange(1, 12) if buggy and size == 1 else 1
+        for _ in range(loops):
+            own = begin + rng.uniform(0.01, 0.5) * HOUR if buggy else end
+            stop = min(end, broken, own)
+            yield Job(uid, tuple(earliest), begin, stop, stop < end)
+            begin = stop + 60
+        for name in earliest:
+            free_at[name] = stop + 60
+
+
+def by_evidence(jobs: list[Job], node_count: int) -> set[str]:
+    """Return the nodes that are ever blamed, judged after each failure as the aggregator does."""
+    tally, blamed = Tally(HALF_LIFE), set[str]()
+    limit = threshold(node_count, CHANCE)
+    for number, job in enumerate(jobs):
+        now = START + job.end
+        tally.ran(dict.fromkeys(job.nodes, job.end - job.begin), now)
+        if not job.failed:
+            continue
+        for node in job.nodes:
+            tally.add(Mark(node, "failed", utc(now), len(job.nodes), job.uid))
+        if number % 10 == 0:  # one look at the fleet costs as much as ten failures
+            found = tally.suspicions(now)
+            blamed |= {one.node for one in found if one.evidence > limit}
+    blamed |= {one.node for one in tally.suspicions(now) if one.evidence > limit}
+    return blamed
+
+
+def by_count(jobs: list[Job]) -> set[str]:
+    """Return the nodes with more failed jobs than the mean by three standard deviations."""
+    failures = Counter(node for job in jobs if job.failed for node in job.nodes)
+    everyone = Counter(node for job in jobs for node in job.nodes)
+    counts = [failures[node] for node in everyone]
+    limit = statistics.mean(counts) + 3 * statistics.pstdev(counts)
+    return {node for node in everyone if failures[node] > limit}
+
+
+def score(blamed: Set[str], bad: Set[str]) -> Score:
+    """Return precision (1 where nobody is blamed) and recall."""
+    right = len(blamed & bad)
+    return Score(right / len(blamed) if blamed else 1.0, right / len(bad), len(blamed))
+
+
+def measure(seed: int, nodes: int, days: int, bad: int) -> dict[str, Score]:
+    """Return the scores of both ways on one fleet."""
+    jobs, truly = simulate(seed, nodes, days, bad)
+    return {
+        "evidence": score(by_evidence(jobs, nodes), truly),
+        "count": score(by_count(jobs), truly),
+    }
+
+
+def main() -> None:
+    """Print precision and recall of both ways, over several fleets."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fleets", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=256)
+    parser.add_argument("--days", type=int, default=60)
+    parser.add_argument("--bad", type=int, default=5)
+    given = parser.parse_args()
+    seeds = range(given.seed, given.seed + given.fleets)
+    runs = [measure(seed, given.nodes, given.days, given.bad) for seed in seeds]
+    for way in ("evidence", "count"):
+        precision = statistics.mean(run[way].precision for run in runs)
+        recall = statistics.mean(run[way].recall for run in runs)
+        line = {"way": way, "precision": round(precision, 3), "recall": round(recall, 3)}
+        print(json.dumps({**line, "blamed": sum(run[way].blamed for run in runs)}))
+
+
+if __name__ == "__main__":
+    main()
