@@ -155,6 +155,8 @@ class Tally:
 
         ``now`` is in seconds since the epoch.
         """
+        if not self._marks:
+            return []
         weight = self._weight(now)
         names = self._hours.keys() | self._marks.keys()
         fleet = sum(self._hours.values()) / weight + ASSUMED_HOURS * len(names)
