@@ -257,7 +257,8 @@ CRASH_OF_PEER = log("collective.peer_lost", "connection closed by peer")
 
 def test_every_decision_names_its_rule_and_what_would_have_changed_it() -> None:
     seen = [GPU, CRASH, APPLICATION, checkpoint(4), finding("storage.full", file="/data")]
-    for one, of in itertools.product(seen, [{}, {"comment": ""}, {"restarts": 3}]):
+    jobs: list[dict[str, Any]] = [{}, {"comment": ""}, {"restarts": 3}]
+    for one, of in itertools.product(seen, jobs):
         decision = decided(failed(job(**of), n3=[one]))
         assert decision.rule and decision.would_change, (one.code, of)
         assert decision.limits

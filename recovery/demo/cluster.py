@@ -21,12 +21,14 @@ import json
 import os
 import pwd
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,6 +53,8 @@ POLL_SECONDS = 0.05
 
 _COMMANDS = Path(sys.executable).parent
 """Where the console scripts of this installation lie."""
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 _TAIL_LINES = 20
 _FOLDER_LIMIT_CHARACTERS = 50
@@ -311,14 +315,27 @@ class Cluster:
 
     # Daemons
 
-    def start_node(self, node: str) -> None:
-        """Start the node's slurmd."""
+    def start_node(self, node: str, boot_id: str = "") -> None:
+        """Start the node's slurmd, with a ``boot_id`` of its own where one is given (root only)."""
         argv = [self._programs["slurmd"], "-D", "-N", node, "-f", str(self.layout.slurm_conf)]
+        if boot_id:
+            booted = self.layout.node(node) / "boot_id"
+            booted.write_text(f"{boot_id}\n")
+            mount = f'mount --bind {shlex.quote(str(booted))} {_BOOT_ID} && exec "$@"'
+            argv = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mount, "sh", *argv]
         self._start(node, argv, self.layout.node(node) / "slurmd.err")
 
     def stop_node(self, node: str, signal_number: int = signal.SIGTERM) -> None:
         """Signal the node's slurmd and wait until it has ended; its job steps run on."""
         self._stop(node, signal_number)
+
+    def reboot_node(self, node: str) -> None:
+        """What a node's reboot looks like: slurmd ends, and comes back with another boot id.
+
+        Its hooks see that id in place of the kernel's, which takes root (mount_namespaces(7)).
+        """
+        self.stop_node(node)
+        self.start_node(node, boot_id=str(uuid.uuid4()))
 
     def restart_controller(self, signal_number: int = signal.SIGTERM) -> None:
         """End slurmctld, start it again and wait until it answers."""
