@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from recovery.offenders import Mark, Tally, threshold
+from recovery.offenders import TYPICAL_RATE, Mark, Tally, threshold
 from slurm_hooks.record import utc
 
 START = 1.8e9
@@ -31,9 +31,6 @@ CHANCE = 0.01
 
 POOLS = ((0.75, (1, 1, 1, 1, 2, 2, 4, 8)), (0.25, (16, 32, 64)))
 """Partitions as shares of the fleet, and their jobs' sizes: some nodes only know large ones."""
-FAULTS_PER_NODE_HOUR = 6.5e-3 / 24
-"""6.5 failures in a thousand node-days (Kokolis et al. 2024, a cluster of 16,000 A100 GPUs)."""
-
 BAD_RATIO = 100.0
 """A bad node breaks a job every 37 hours."""
 
@@ -90,7 +87,7 @@ def _jobs(
             return
         uid, end = rng.randrange(USERS), begin + rng.uniform(0.2, 24) * HOUR
         buggy = rng.random() < BUGGY_SHARE
-        rate = sum(FAULTS_PER_NODE_HOUR * (BAD_RATIO if name in bad else 1) for name in earliest)
+        rate = sum(TYPICAL_RATE * (BAD_RATIO if name in bad else 1) for name in earliest)
         broken = begin + rng.expovariate(rate) * HOUR
         # A program's own mistake shows soon, and some users try again and again on one node.
         loops = rng.randrange(1, 12) if buggy and size == 1 else 1

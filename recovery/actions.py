@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from recovery.decision import Action, ActionKind, Decision
-from recovery.guard import OUR_REASON, is_ours
+from recovery.guard import ALREADY, OUR_REASON, is_ours
 from recovery.incident import FAILED_STATES
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from slurm_hooks.record import seconds_of, utc
@@ -113,7 +113,7 @@ def _drain(
     if node.drained and node.reason.startswith(ours):
         return replace(action, state="verified", detail=node.reason)
     if node.drained and is_ours(node.reason):
-        return replace(action, state="verified", detail=f"drained already: {node.reason}")
+        return replace(action, state="verified", detail=f"{ALREADY}{node.reason}")
     if node.drained or (node.reason and not is_ours(node.reason)):
         by = f"by {node.reason!r}" if node.reason else "without a reason"
         return replace(action, state="abandoned", detail=f"somebody else's already, {by}")

@@ -241,15 +241,17 @@ class Aggregator:
     def _is_known(self, record: FaultRecord) -> bool:
         """Whether a decision of the last day names this node for what the record shows.
 
-        A lost GPU shows as several codes, one after the other: one of them told is enough.
+        A lost GPU shows as several codes, one after the other: one of them told is enough. What
+        was told before the node returned to service is told again.
         """
         codes = {finding.code for finding in record.findings if _opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
-        return any(
-            item.node == record.node and item.code in codes
-            for known in self._ledger.store.decisions(node=record.node, since=since)
-            for item in known.cause.implicated
-        )
+        for known in self._ledger.store.decisions(node=record.node, since=since):
+            if any(one.kind == "return" and one.state == "verified" for one in known.actions):
+                return False
+            if any(i.node == record.node and i.code in codes for i in known.cause.implicated):
+                return True
+        return False
 
     def _decide(self, case: incident.Incident, earlier: tuple[Decision, ...]) -> Decision:
         """Decide, and record the decision with its actions: planned, or only recorded."""

@@ -21,6 +21,9 @@ OUR_REASON = "recovery:"
 GATE_REASON = f"{OUR_REASON} gate "
 """How the drain reason of a node that gated itself begins (``slurm_hooks.gate``)."""
 
+ALREADY = "drained already: "
+"""What a drain's detail says before the reason of ours that stood there before."""
+
 _WILSON_Z = 1.959964
 """Two-sided 95% (Wilson 1927, score interval)."""
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recovery.decision import Cause, Decision, Implicated, JobAnswer, NodeAnswer
+from recovery.guard import ALREADY, GATE_REASON
 from recovery.slurm.base import Node
 from slurm_hooks.record import new_id, utc
 
@@ -47,11 +48,18 @@ def clean(heartbeat: Mapping[str, Any]) -> bool:
 
 
 def drain_of(node: Node, decisions: Iterable[Decision]) -> Decision | None:
-    """Return the decision whose verified drain gave ``node`` the reason that it has now."""
+    """Return the decision whose verified drain goes with the reason that ``node`` has now.
+
+    It wrote that reason, or it found it there: the node had closed its own gate before.
+    """
+    gated = f"{ALREADY}{node.reason}" if node.reason.startswith(GATE_REASON) else ""
     for decision in decisions:
         for action in decision.actions:
-            ours = (action.kind, action.target, action.state) == ("drain", node.name, "verified")
-            if ours and decision.id in node.reason and action.detail == node.reason:
+            if (action.kind, action.target, action.state) != ("drain", node.name, "verified"):
+                continue
+            if decision.id in node.reason and action.detail == node.reason:
+                return decision
+            if gated and action.detail == gated:
                 return decision
     return None
 

@@ -124,6 +124,16 @@ def test_only_the_very_reason_that_we_wrote_is_ours_to_end() -> None:
         assert returning.drain_of(stands, [other]) is None
 
 
+def test_a_node_that_gated_itself_returns_by_the_decision_that_found_it_so() -> None:
+    stands, made = drained(LOST)
+    gate = replace(stands, reason="recovery: gate 01KX: GPU 3 is lost")
+    found = replace(made.actions[0], detail=f"drained already: {gate.reason}")
+    assert returning.drain_of(gate, [made]) is None
+    assert returning.drain_of(gate, [made.with_action(found)]) is not None
+    other = replace(gate, reason="ann: gate")
+    assert returning.drain_of(other, [made.with_action(found)]) is None
+
+
 def test_a_return_says_what_was_mended_what_had_drained_it_and_what_would_keep_it_out() -> None:
     stands, made = drained(LOST)
     back = returning.decision(stands, made, beat(), NOW + 700, "act")

@@ -93,6 +93,10 @@ def test_what_we_drained_returns_once_mended_and_what_others_keep_out_does_not(
 
         cluster.wait(looked_twice_more, WAIT_SECONDS, "they are looked at twice more")
         shown = {node: cluster.node(node) for node in ("n2", "n3", "n4")}
+        cluster.break_gpu("n1", 3, "lost")
+        cluster.wait(
+            partial(is_drained, cluster, "n1"), WAIT_SECONDS, "the same fault drains it again"
+        )
     assert shown["n2"]["Reason"].startswith("ann: waits for its new riser")
     assert shown["n3"]["Reason"].startswith("ann: new fans")
     assert shown["n4"]["Reason"].startswith("recovery: ")
