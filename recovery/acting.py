@@ -104,6 +104,8 @@ class Acting:
         action = next(one for one in decision.actions if one.state not in FINAL_ACTIONS)
         self._ledger.catch_up()  # a pause is in force before the next command
         paused = pausing.refusal(action, decision, self._ledger.store.pauses())
+        if paused and action.state == "done":
+            return self._verify_only(decision, action, actions.View(_job_of(decision, jobs), nodes))
         if paused:
             self._ledger.acted(decision, replace(action, state="abandoned", detail=paused))
             return True
@@ -116,8 +118,15 @@ class Acting:
             if why:
                 self._ledger.acted(decision, replace(action, state="abandoned", detail=why))
                 return True
-        job = jobs.get(decision.attempt.job_id) if decision.attempt else None
-        return self._step(decision, action, actions.View(job, nodes))
+        return self._step(decision, action, actions.View(_job_of(decision, jobs), nodes))
+
+    def _verify_only(self, decision: Decision, action: Action, view: actions.View) -> bool:
+        """Every command was sent before the pause: see what came of them, and send no other."""
+        after = actions.advance(action, decision, view, pausing.Stopped(), self._clock())
+        if after == action:
+            return False
+        self._ledger.acted(decision, after)
+        return True
 
     def _step(self, decision: Decision, action: Action, view: actions.View) -> bool:
         after = actions.advance(action, decision, view, self._scheduler, self._clock())
@@ -229,3 +238,7 @@ class Acting:
         if why:
             self._ledger.tripped(kind, why)
         return why
+
+
+def _job_of(decision: Decision, jobs: Mapping[int, Job]) -> Job | None:
+    return jobs.get(decision.attempt.job_id) if decision.attempt else None

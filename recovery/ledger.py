@@ -91,4 +91,8 @@ class Ledger:
 
     def _record(self, event: Mapping[str, object]) -> None:
         whole = {"time": utc(self._clock()), **event}
-        self.store.apply({"seq": self._journal.append(whole), **whole})
+        seq = self._journal.append(whole)
+        if seq == self.store.last_seq() + 1:
+            self.store.apply({"seq": seq, **whole})
+        else:  # somebody else has journaled since, such as `recovery pause`: theirs comes first
+            self.store.follow(self._journal)

@@ -7,18 +7,36 @@
 
 A pause stops the next command, also of an action already begun: what Slurm has been told by then
 stays told, and the action ends as ``abandoned``, so that no command comes as a surprise hours
-later. Deciding goes on, and a decision made meanwhile is only recorded.
+later. One whose commands have all been sent is still verified. Deciding goes on, and a decision
+made meanwhile is only recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from recovery.controls import Pause
 from recovery.decision import Action, Decision
+from recovery.slurm.base import CommandRefused, Job, Node, SchedulerUnavailable
 
 NODE_ACTIONS = ("drain", "return")
 """Kinds of action whose target is a node; that of all others is a job."""
+
+
+class Stopped:
+    """A Scheduler (``slurm.base``) by which nothing can be changed and nothing be seen."""
+
+    def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
+        raise SchedulerUnavailable("paused")
+
+    def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
+        raise SchedulerUnavailable("paused")
+
+    def _refuse(self, *_arguments: object, **_named: object) -> None:
+        raise CommandRefused("paused before it could be verified")
+
+    requeue = requeue_hold = start_now = hold = release = set_admin_comment = _refuse
+    drain = undrain = _refuse
 
 
 def refusal(action: Action, decision: Decision, pauses: Iterable[Pause]) -> str:

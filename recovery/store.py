@@ -100,6 +100,11 @@ class Store:
         if kind == "decision":
             decided = Decision.from_dict(event["decision"])
             self._put_decision(decided)
+            self._file.change_many(
+                # A mark keeps the place it was given first: a reader asks for what came after it.
+                "INSERT OR IGNORE INTO marks VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+                [(decided.id, m.node, m.kind, m.time, m.size, m.uid) for m in marks_of(decided)],
+            )
             former = self.decision(decided.revises) if decided.revises else None
             if former is not None:
                 self._put_decision(late.revised(former, decided))
@@ -139,11 +144,6 @@ class Store:
                     job_id, decision.uid,
                 ),
             )  # fmt: skip
-        self._file.change_many(
-            # A mark keeps the place it was given first: a reader asks for what came after it.
-            "INSERT OR IGNORE INTO marks VALUES (NULL, ?, ?, ?, ?, ?, ?)",
-            [(decision.id, m.node, m.kind, m.time, m.size, m.uid) for m in marks_of(decision)],
-        )
 
     # -- records --------------------------------------------------------------------------
 

@@ -180,13 +180,14 @@ class Guard:
     """Limits of acting. Whichever is reached opens the circuit breaker of its kind of action.
 
     How many nodes this toolkit may have drained at one time and how many it may drain in an hour,
-    and how many jobs it may put back to work in an hour.
+    and how many jobs it may put back to work in an hour: fewer than ``policy`` has restarts for, so
+    that a fleet that fails stops the automation before it holds everybody's jobs.
     """
 
     max_drained_nodes: int = 8
     max_drained_share: float = 0.05
     max_drained_per_hour: int = 8
-    max_requeues_per_hour: int = 30
+    max_requeues_per_hour: int = 20
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_drained_share <= 1:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
+from recovery.aggregator import Aggregator
+from recovery.decision import Action, JobAnswer, NodeAnswer
 from recovery.demo.cluster import Cluster
+from recovery.journal import Journal
+from recovery.slurm.cli import CliScheduler
+from slurm_hooks.config import load
+from slurm_hooks.record import utc
 from tests import records
 from tests.failing_job import (
     ACT,
@@ -80,29 +86,46 @@ def test_a_paused_node_is_left_alone_while_its_job_is_recovered(cluster: Cluster
     assert job.node != bad
 
 
-def test_a_pause_stops_an_action_that_was_planned_before_it_and_not_yet_sent(
+class PausedMeanwhile(CliScheduler):
+    """Slurm itself; somebody pauses everything just after the first node has been drained."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(environment=cluster.environment)
+        self._cluster = cluster
+
+    def drain(self, nodes: Collection[str], reason: str) -> None:
+        super().drain(nodes, reason)
+        self._cluster.run("recovery", "pause", "--why", "that was the wrong rack")
+
+
+def test_a_pause_is_in_force_before_the_next_command_also_of_what_was_planned_before_it(
     cluster: Cluster,
 ) -> None:
-    """slurmctld is away when the decision is to be acted on; the pause comes before it is back."""
-    cluster.configure(ACT.replace("poll = 0.1", "poll = 0.1\ncommand_timeout = 3"))
-    job = submit(cluster)
-    with cluster.aggregator() as service:
-        bad = job.node
-        jobs = cluster.run("recovery", "pause", "--job", str(job.id + 7), "--why", "another job")
-        assert jobs.stdout == f"job {job.id + 7}: paused\n"
-        job.lose_gpu(bad)
-        service.kill()
-        job.wait_for("FAILED")
-    cluster.run("recovery", "pause", "--partition", "train", "--why", "maintenance")
-    before = cluster.mutations()
-    with cluster.aggregator():
-        decision = job.decision()
-        changed = cluster.mutations() - before
-    states = set(actions(decision).values())
-    assert states <= {"recorded", "abandoned"} and (changed[REQUEUE], changed[NODE]) == (0, 0)
-    assert "maintenance" in json.dumps(decision)
-    cluster.run("recovery", "resume", "--partition", "train", "--why", "over")
-    cluster.run("recovery", "resume", "--job", str(job.id + 7), "--why", "over")
+    journal = Journal(cluster.folder / "state" / "journal")
+    for node in ("n3", "n4"):
+        made = records.decision(
+            f"01KDRAIN{node}",
+            job_id=None,
+            job=JobAnswer("leave", "no job"),
+            nodes=(NodeAnswer(node, "drain", "its card has failed"),),
+            actions=(Action("drain", node, "planned", utc()),),
+        )
+        journal.append({"time": utc(), "type": "decision", "decision": made.to_dict()})
+    aggregator = Aggregator(load(cluster.config_path), PausedMeanwhile(cluster))
+    try:
+        for _ in range(3):
+            aggregator.pass_once()
+    finally:
+        aggregator.close()
+    cluster.run("recovery", "resume", "--why", "the right one now")
+    states = {node: cluster.node(node)["State"] for node in ("n3", "n4")}
+    assert ["DRAIN" in state for state in states.values()] == [True, False]
+    known = {one["id"]: one["actions"] for one in decisions(cluster)}
+    ((first,), (second,)) = (known["01KDRAINn3"], known["01KDRAINn4"])
+    assert first["state"] == "verified", "what was sent before the pause is still looked at"
+    assert (second["state"], second["step"]) == ("abandoned", "")
+    assert second["detail"].startswith(f"paused by {_me(cluster)} since ")
+    assert second["detail"].endswith(": that was the wrong rack")
 
 
 def test_too_many_requeues_in_an_hour_stop_requeues_and_nothing_else(cluster: Cluster) -> None:
