@@ -1,5 +1,6 @@
 """Repeat offenders: nodes that sit in failures more often than chance puts them there. Pure.
 
+    >>> from slurm_hooks.record import utc
     >>> tally = Tally(half_life_seconds=14 * 86400)
     >>> for day in range(4):
     ...     tally.add(Mark("n3", "named", utc(1.8e9 + day * 86400), 1, None))
@@ -31,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from recovery.decision import Decision
-from slurm_hooks.record import seconds_of, utc
+from slurm_hooks.record import seconds_of
 
 RATIOS = (3.0, 10.0, 30.0, 100.0)
 """How much faultier than others a bad node may be; nobody knows, so each counts alike."""
@@ -122,7 +123,7 @@ class Tally:
     def __init__(self, half_life_seconds: float) -> None:
         self._half_life = half_life_seconds
         self._since: float | None = None
-        self._marks: dict[str, list[Mark]] = {}
+        self._marks: dict[str, list[tuple[float, Mark]]] = {}
         self._logs: dict[str, dict[str, list[float]]] = {}
         self._shares = dict.fromkeys(_GROUPS, 0.0)
         self._hours: dict[str, float] = {}
@@ -130,16 +131,17 @@ class Tally:
     def add(self, mark: Mark) -> None:
         """Take in a mark, unless it tells a story that a mark of the node has told already."""
         at = seconds_of(mark.time)
-        oldest = utc(at - FORGET_HALF_LIVES * self._half_life)
-        known = [one for one in self._marks.get(mark.node, ()) if one.time >= oldest]
+        known = self._marks.setdefault(mark.node, [])
         told = any(
-            (one.kind, one.uid) == (mark.kind, mark.uid)
-            and abs(at - seconds_of(one.time)) < ONE_STORY_SECONDS
-            for one in known
+            abs(at - when) < ONE_STORY_SECONDS and (one.kind, one.uid) == (mark.kind, mark.uid)
+            for when, one in known
         )
         if told:
             return
-        self._marks[mark.node] = [*known, mark]
+        oldest = at - FORGET_HALF_LIVES * self._half_life
+        if known and known[0][0] < oldest:
+            known[:] = [(when, one) for when, one in known if when >= oldest]
+        known.append((at, mark))
         group, weight = _group(mark), self._weight(at)
         self._shares[group] += weight / mark.size
         sums = self._logs.setdefault(mark.node, {one: [0.0] * len(RATIOS) for one in _GROUPS})
@@ -173,11 +175,14 @@ class Tally:
         }
         found: list[Suspicion] = []
         for node, sums in self._logs.items():
+            if sum(logs[-1] for logs in sums.values()) / weight <= above:
+                continue  # not even without an hour in jobs
             hours = ASSUMED_HOURS + self._hours.get(node, 0.0) / weight
             evidence = _evidence(sums, weight, {name: rate * hours for name, rate in rates.items()})
             if evidence > above:
                 expected = sum(rates.values()) * hours
-                found.append(_suspicion(node, evidence, self._marks[node], expected))
+                marks = [mark for _, mark in self._marks[node]]
+                found.append(_suspicion(node, evidence, marks, expected))
         return sorted(found, key=lambda one: (-one.evidence, one.node))
 
     def _weight(self, at: float) -> float:
