@@ -285,15 +285,16 @@ class Aggregator:
             if one.decision != besides
         ]
         since, cause = utc(now - _DAY_SECONDS), causes.of(case)
-        named = {
-            node: sum(
+        named: dict[str, int] = {}
+        for node in {item.node for item in cause.implicated}:
+            told = store.decisions(node=node, since=since)
+            replaced = {besides, *(known.revises for known in told)}
+            named[node] = sum(
                 known.cause.fault_class == cause.fault_class
-                and known.id != besides
+                and known.id not in replaced
                 and any(item.node == node for item in known.cause.implicated)
-                for known in store.decisions(node=node, since=since)
+                for known in told
             )
-            for node in {item.node for item in cause.implicated}
-        }
         uid = case.job.uid if case.job else None
         return policy.History(
             earlier,

@@ -108,6 +108,7 @@ class Store:
             former = self.decision(decided.revises) if decided.revises else None
             if former is not None:
                 self._put_decision(late.revised(former, decided))
+                self._file.change("DELETE FROM marks WHERE decision = ?", (former.id,))
         elif kind in controls.EVENTS:
             controls.take_in(self._file, event)
         elif kind in ("action", "outcome", "addendum"):
