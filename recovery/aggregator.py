@@ -305,21 +305,21 @@ class Aggregator:
             self._upkeep.suspects() if case.job else {},
         )
 
-    def _gpu_users(self, cause: Cause, now: float) -> dict[tuple[str, int], frozenset[int]]:
+    def _gpu_users(self, cause: Cause, now: float) -> dict[tuple[str, str], frozenset[int]]:
         """Of each GPU of which a program failed now, whose programs did within a week."""
         if not cause.fault_class.startswith("program."):
             return {}
         since = utc(now - _WEEK_SECONDS)
         return {
-            (item.node, item.gpu): frozenset(
+            (item.node, item.device): frozenset(
                 known.uid
                 for known in self._ledger.store.decisions(node=item.node, since=since)
                 if known.uid is not None
-                and any((one.gpu, one.code) == (item.gpu, item.code)
+                and any((one.device, one.code) == (item.device, item.code)
                         for one in known.cause.implicated)
             )
             for item in cause.implicated
-            if item.gpu is not None
+            if item.device
         }  # fmt: skip
 
     def _attempt(self, job: Job) -> Attempt:

@@ -56,17 +56,18 @@ def of(incident: Incident) -> Cause:
 
 
 def with_other_users(
-    cause: Cause, uid: int | None, earlier: Mapping[tuple[str, int], Set[int]], enough: int
+    cause: Cause, uid: int | None, earlier: Mapping[tuple[str, str], Set[int]], enough: int
 ) -> Cause:
     """Return the cause, or the GPU where programs of so many users have failed of it alike.
 
     One program's illegal access is its own mistake; the same GPU does not find mistakes in the
-    programs of ``enough`` users. ``earlier`` are the uids whose programs failed on a node's GPU.
+    programs of ``enough`` users. ``earlier`` are the uids whose programs failed of a node's GPU
+    (``Implicated.device``).
     """
     for item in cause.implicated:
-        if not _within(cause.fault_class, "program") or item.gpu is None or uid is None:
+        if not _within(cause.fault_class, "program") or not item.device or uid is None:
             continue
-        users = {*earlier.get((item.node, item.gpu), ()), uid}
+        users = {*earlier.get((item.node, item.device), ()), uid}
         if len(users) >= enough:
             return Cause(
                 "hardware.gpu",
@@ -121,12 +122,12 @@ def _order(sighting: Sighting) -> tuple[int, int, str]:
 
 
 def _implicated(sightings: Iterable[Sighting]) -> tuple[Implicated, ...]:
-    found: dict[tuple[str, int | None, str], Implicated] = {}
+    found: dict[tuple[object, ...], Implicated] = {}
     for sighting in sightings:
         finding = sighting.finding
         source = finding.evidence[0].source if finding.evidence else sighting.hook
         found.setdefault(
-            (sighting.node, finding.gpu, finding.code),
+            (sighting.node, finding.gpu, finding.pci, finding.code),
             Implicated(
                 sighting.node,
                 finding.summary,
@@ -135,6 +136,7 @@ def _implicated(sightings: Iterable[Sighting]) -> tuple[Implicated, ...]:
                 finding.gpu,
                 resolution=resolution_of(finding),
                 uuid=finding.uuid or "",
+                pci=finding.pci or "",
                 boot_id=sighting.boot_id,
             ),
         )
@@ -187,7 +189,8 @@ def _by_program_evidence(incident: Incident) -> Cause | None:
         if own and not sighting.finding.code.startswith(("log.", "checkpoint.")):
             summary = f"{sighting.node}: {sighting.finding.summary}"
             fingerprint = f"{sighting.fault_class}/{sighting.finding.code}"
-            where = _implicated([sighting]) if sighting.finding.gpu is not None else ()
+            at_gpu = sighting.finding.gpu is not None or sighting.finding.pci
+            where = _implicated([sighting]) if at_gpu else ()
             return Cause(sighting.fault_class, "probable", summary, where, fingerprint)
     if job is not None and job.state == "OUT_OF_MEMORY":
         summary = "Slurm ended the job for its memory use"

@@ -54,7 +54,8 @@ class Implicated:
     ``source`` says whose word it is: ``kernel_log``, ``nvml``, another probe, ``slurm``, or
     ``log`` for the program's own text, on which alone nobody drains a node, ``history`` for what
     the node was part of before. ``resolution`` is what mends it (the catalogue's word), ``uuid``
-    the GPU's and ``boot_id`` the node's at that time: what must have changed before it returns.
+    and ``pci`` are the GPU's and ``boot_id`` the node's at that time: what must have changed before
+    the node returns.
     """
 
     node: str
@@ -65,7 +66,13 @@ class Implicated:
     rank: int | None = None
     resolution: str = ""
     uuid: str = ""
+    pci: str = ""
     boot_id: str = ""
+
+    @property
+    def device(self) -> str:
+        """Return which GPU of its node: by its address, which a kernel line has, or its number."""
+        return self.pci or ("" if self.gpu is None else f"GPU {self.gpu}")
 
 
 @dataclass(frozen=True)

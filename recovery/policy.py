@@ -62,7 +62,7 @@ class History:
     named_today: Mapping[str, int] = field(default_factory=dict)
     requeues_of_user_hour: int = 0
     requeues_hour: int = 0
-    gpu_users: Mapping[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    gpu_users: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     suspects: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -71,3 +71,38 @@ def test_a_node_that_fails_day_after_day_is_avoided_and_at_last_drained_with_its
     assert "4 faults of its own since" in reason
     for node in ("n1", "n3"):
         assert "DRAIN" not in cluster.node(node)["State"]
+
+
+ADDRESS = "0000:3b:00.0"
+ILLEGAL = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, MMU Fault: ENGINE GRAPHICS"
+
+
+@pytest.mark.parametrize(("uids", "node", "blamed"), [((1, 2), "n1", True), ((1,), "n3", False)])
+def test_the_same_xid_of_three_users_programs_on_one_gpu_blames_the_gpu(
+    cluster: Cluster, uids: tuple[int, ...], node: str, blamed: bool
+) -> None:
+    with cluster.aggregator():
+        others = [name for name in cluster.node_names if name != node]
+        job = submit(cluster, f"--exclude={','.join(others)}")
+        journal = Journal(cluster.folder / "state" / "journal")
+        for uid in uids:
+            why = "an illegal access"
+            item = Implicated(node, why, "kernel_log", "gpu.application_fault", pci=ADDRESS)
+            made = records.decision(
+                f"01KXID{node}{uid}",
+                job_id=9000 + uid,
+                uid=uid,
+                cause=Cause("program.gpu_fault", "probable", why, (item,)),
+                job=JobAnswer("hold", why),
+                nodes=(),
+            )
+            event = {"time": utc(), "type": "decision", "decision": made.to_dict()}
+            journal.append(event)
+        cluster.log_kernel(node, ILLEGAL)
+        job.fail("exit 1")
+        decision = job.decision()
+    assert decision["cause"]["fault_class"] == ("hardware.gpu" if blamed else "program.gpu_fault")
+    assert decision["job"]["verdict"] == ("requeue" if blamed else "hold")
+    assert ("DRAIN" in cluster.node(node)["State"]) is blamed
+    if blamed:
+        assert "as in jobs of 3 users: it is the GPU" in decision["cause"]["summary"]

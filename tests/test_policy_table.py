@@ -160,7 +160,7 @@ APPLICATION = finding("gpu.application_fault", "NVRM: Xid 31", gpu=3, uuid="GPU-
 
 def of_users(*uids: int) -> dict[str, Any]:
     """The programs of these users have failed of n3's GPU 3 within a week."""
-    return {"gpu_users": {("n3", 3): frozenset(uids)}}
+    return {"gpu_users": {("n3", "GPU 3"): frozenset(uids)}}
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def of_users(*uids: int) -> dict[str, Any]:
         (of_users(1002), "program.gpu_fault"),
         (of_users(1001, 1002), "program.gpu_fault"),  # ann herself is one of them
         (of_users(1002, 1003), "hardware.gpu"),
-        ({"gpu_users": {("n3", 4): frozenset((1002, 1003))}}, "program.gpu_fault"),
-        ({"gpu_users": {("n2", 3): frozenset((1002, 1003))}}, "program.gpu_fault"),
+        ({"gpu_users": {("n3", "GPU 4"): frozenset((1002, 1003))}}, "program.gpu_fault"),
+        ({"gpu_users": {("n2", "GPU 3"): frozenset((1002, 1003))}}, "program.gpu_fault"),
     ],
 )
 def test_a_programs_xid_blames_the_program_and_of_three_users_on_one_gpu_the_gpu(
