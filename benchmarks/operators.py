@@ -18,7 +18,7 @@ from pathlib import Path
 
 from recovery.decision import Action, Review
 from recovery.journal import Journal
-from recovery.store import open_store
+from recovery.store_opening import open_store
 from slurm_hooks.record import utc
 from tests.records import decision, record
 

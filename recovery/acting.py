@@ -1,26 +1,35 @@
 """Bring the open actions of decisions forward, and follow decisions to their outcome.
 
-Owns when the scheduler is looked at for it, and the circuit breaker; what one step does is
-``actions``', what a look means ``outcome``'s.
+Owns when the scheduler is looked at for it, what goes into one command, and the circuit
+breakers; what one step does is ``actions``', what a look means ``outcome``'s.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from recovery import actions, guard
-from recovery.decision import FINAL_ACTIONS, Decision
+from recovery import actions, guard, pausing
+from recovery.decision import FINAL_ACTIONS, Action, Decision
 from recovery.ledger import Ledger
 from recovery.outcome import outcomes
-from recovery.slurm.base import Job, Node, Scheduler
+from recovery.pausing import NODE_ACTIONS
+from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
+from recovery.store import Command
 from slurm_hooks.config import Guard
 from slurm_hooks.record import utc
+
+log = logging.getLogger("recovery.acting")
 
 OUTCOME_SECONDS = 2.0
 """How often a restarted job is looked at while its outcome is open and no record names it."""
 
+_HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
+
+JOB_ACTIONS = ("requeue", "release", "hold")
+"""Kinds of action on a job: one of them is in flight for a job at a time."""
 
 
 class Acting:
@@ -78,10 +87,10 @@ class Acting:
     def _look(
         self, decisions: Collection[Decision]
     ) -> tuple[Mapping[int, Job], Mapping[str, Node]]:
-        """One fresh look for all of them: their jobs, and all nodes where one is to be drained."""
+        """One fresh look for all of them: their jobs, and all nodes where a node is concerned."""
         job_ids = {decision.attempt.job_id for decision in decisions if decision.attempt}
         drains = any(
-            action.kind == "drain" and action.state not in FINAL_ACTIONS
+            action.kind in NODE_ACTIONS and action.state not in FINAL_ACTIONS
             for decision in decisions
             for action in decision.actions
         )
@@ -93,20 +102,98 @@ class Acting:
     ) -> bool:
         """Advance the first open action of a decision by one step; return whether it moved."""
         action = next(one for one in decision.actions if one.state not in FINAL_ACTIONS)
-        if action.kind == "drain" and not action.step:
-            if self._drain_under_way():
-                return False  # the guard counts what a fresh look shows: one drain at a time
-            why = self._drain_refusal(action.target, nodes)
+        self._ledger.catch_up()  # a pause is in force before the next command
+        paused = pausing.refusal(action, decision, self._ledger.store.pauses())
+        if paused and action.state == "done":
+            return self._verify_only(decision, action, actions.View(_job_of(decision, jobs), nodes))
+        if paused:
+            self._ledger.acted(decision, replace(action, state="abandoned", detail=paused))
+            return True
+        if action.kind == "drain":
+            return self._drain(decision, action, nodes)
+        if action.kind in JOB_ACTIONS and self._job_is_busy(decision):
+            return False
+        if action.kind in ("requeue", "release") and not action.step:
+            why = self._requeue_refusal()
             if why:
                 self._ledger.acted(decision, replace(action, state="abandoned", detail=why))
                 return True
-        job = jobs.get(decision.attempt.job_id) if decision.attempt else None
-        view = actions.View(job, nodes)
+        return self._step(decision, action, actions.View(_job_of(decision, jobs), nodes))
+
+    def _verify_only(self, decision: Decision, action: Action, view: actions.View) -> bool:
+        """Every command was sent before the pause: see what came of them, and send no other."""
+        after = actions.advance(action, decision, view, pausing.Stopped(), self._clock())
+        if after == action:
+            return False
+        self._ledger.acted(decision, after)
+        return True
+
+    def _step(self, decision: Decision, action: Action, view: actions.View) -> bool:
         after = actions.advance(action, decision, view, self._scheduler, self._clock())
         if after == action:
             return False
         self._ledger.acted(decision, after)
         return True
+
+    def _job_is_busy(self, decision: Decision) -> bool:
+        """Whether an earlier decision still has an action under way on the same job."""
+        attempt = decision.attempt
+        return attempt is not None and any(
+            other.attempt is not None
+            and other.attempt.job_id == attempt.job_id
+            and (other.time, other.id) < (decision.time, decision.id)
+            and any(one.kind in JOB_ACTIONS for one in other.actions)
+            for other in self._with_open_actions()
+        )
+
+    # -- drains -----------------------------------------------------------------------------
+
+    def _drain(self, decision: Decision, action: Action, nodes: Mapping[str, Node]) -> bool:
+        """Drain together what the decision drains for one reason: one command, not one a node."""
+        group = self._drain_group(decision, action)
+        view = actions.View(None, nodes)
+        if action.step and action.state == "planned" and len(group) > 1:
+            waiting = [one for one in group if actions.wants_drain(one, view)]
+            if waiting and self._drained_together(decision, [one.target for one in waiting]):
+                for one in waiting:
+                    self._ledger.acted(decision, replace(one, state="done"))
+                    decision = decision.with_action(replace(one, state="done"))
+                return True
+        if action.step:
+            return self._step(decision, action, view)
+        if self._drain_under_way():
+            return False  # the guard counts what a fresh look shows: one command at a time
+        admitted: list[str] = []
+        for one in group:
+            why = self._drain_refusal(one.target, nodes, admitted)
+            if why:
+                after = replace(one, state="abandoned", detail=why)
+            else:
+                after = actions.advance(one, decision, view, self._scheduler, self._clock())
+                admitted += [one.target] if after.step else []
+            if after != one:
+                self._ledger.acted(decision, after)
+                decision = decision.with_action(after)
+        return True
+
+    def _drained_together(self, decision: Decision, names: list[str]) -> bool:
+        """Run the one command; where Slurm refuses it for one of them, each has its own."""
+        try:
+            self._scheduler.drain(names, actions.reason_text(decision, names[0]))
+        except CommandRefused as refused:
+            log.warning("%s: %s; each is drained by itself", ",".join(names), refused)
+            return False
+        return True
+
+    def _drain_group(self, decision: Decision, first: Action) -> list[Action]:
+        """The open drains of a decision that stand like ``first`` and have its reason."""
+        reason = actions.reason_text(decision, first.target)
+        return [
+            one
+            for one in decision.actions
+            if (one.kind, one.state, one.step) == (first.kind, first.state, first.step)
+            and actions.reason_text(decision, one.target) == reason
+        ]
 
     def _drain_under_way(self) -> bool:
         return any(
@@ -115,14 +202,43 @@ class Acting:
             for action in decision.actions
         )
 
-    def _drain_refusal(self, node: str, nodes: Mapping[str, Node]) -> str:
-        """Why the guard forbids a drain; the first time it does, the circuit breaker opens."""
+    # -- circuit breakers -------------------------------------------------------------------
+
+    def _drain_refusal(self, node: str, nodes: Mapping[str, Node], besides: Collection[str]) -> str:
         if node in nodes and nodes[node].drained:
             return ""  # nothing will be drained that is not already
-        breaker = self._ledger.store.breakers().get("drain")
+        hour = self._within_an_hour("drain")
+        drained = {one.target for one in hour if one.state in ("done", "verified")}
+        return self._breaker("drain") or self._tripped(
+            "drain", guard.drain_refusal(node, nodes, self._limits, len(drained), besides)
+        )
+
+    def _requeue_refusal(self) -> str:
+        ran = sum(
+            one.state in ("done", "verified")
+            for kind in ("requeue", "release")
+            for one in self._within_an_hour(kind)
+        )
+        return self._breaker("requeue") or self._tripped(
+            "requeue", guard.requeue_refusal(ran, self._limits)
+        )
+
+    def _within_an_hour(self, kind: str) -> list[Command]:
+        since = utc(self._clock() - _HOUR_SECONDS)
+        return self._ledger.store.commands_since(kind, since)
+
+    def _breaker(self, kind: str) -> str:
+        breaker = self._ledger.store.breakers().get(kind)
         if breaker and breaker.tripped:
             return f"the circuit breaker is open since {breaker.time}: {breaker.why}"
-        why = guard.drain_refusal(node, nodes, self._limits)
+        return ""
+
+    def _tripped(self, kind: str, why: str) -> str:
+        """Open the circuit breaker of ``kind`` where there is a reason to; return the reason."""
         if why:
-            self._ledger.tripped("drain", why)
+            self._ledger.tripped(kind, why)
         return why
+
+
+def _job_of(decision: Decision, jobs: Mapping[int, Job]) -> Job | None:
+    return jobs.get(decision.attempt.job_id) if decision.attempt else None

@@ -11,7 +11,8 @@ look at the scheduler, never by memory:
     verified            the scheduler shows what was wanted
 
 A job is touched only while it is the attempt decided on, in the state decided on. A node that
-anybody else has drained stays as they left it.
+anybody else has drained stays as they left it, and only what we drained returns. Between the look
+and the command lies one command's time; Slurm offers no compare-and-set.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from recovery.decision import Action, ActionKind, Decision
-from recovery.guard import OUR_REASON, is_ours
+from recovery.guard import ALREADY, OUR_REASON, is_ours
 from recovery.incident import FAILED_STATES
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from slurm_hooks.record import seconds_of, utc
@@ -50,11 +51,16 @@ def intents(decision: Decision, now: str) -> tuple[Action, ...]:
         for answer in decision.nodes
         if answer.verdict == "drain"
     ]
+    returns = [
+        Action("return", answer.node, "planned", now)
+        for answer in decision.nodes
+        if answer.verdict == "return"
+    ]
     job: list[Action] = []
     if decision.job.verdict in ("requeue", "hold"):
         kind: ActionKind = "release" if decision.gated else decision.job.verdict
         job.append(Action(kind, decision.job_target, "planned", now))
-    return (*drains, *job)
+    return (*drains, *returns, *job)
 
 
 def advance(
@@ -74,6 +80,7 @@ def advance(
         "requeue": _requeue,
         "release": _release,
         "hold": _hold,
+        "return": _return,
     }
     try:
         return steps[action.kind](action, decision, view, scheduler, now)
@@ -106,7 +113,7 @@ def _drain(
     if node.drained and node.reason.startswith(ours):
         return replace(action, state="verified", detail=node.reason)
     if node.drained and is_ours(node.reason):
-        return replace(action, state="verified", detail=f"drained already: {node.reason}")
+        return replace(action, state="verified", detail=f"{ALREADY}{node.reason}")
     if node.drained or (node.reason and not is_ours(node.reason)):
         by = f"by {node.reason!r}" if node.reason else "without a reason"
         return replace(action, state="abandoned", detail=f"somebody else's already, {by}")
@@ -116,6 +123,38 @@ def _drain(
     if action.step != "drain":
         return replace(action, step="drain")
     scheduler.drain([action.target], reason_text(decision, action.target))
+    return replace(action, state="done")
+
+
+def wants_drain(action: Action, view: View) -> bool:
+    """Whether the node of a drain about to be sent still lies as it was when that was planned."""
+    node = view.nodes.get(action.target)
+    return node is not None and not node.drained and (not node.reason or is_ours(node.reason))
+
+
+# -- return ---------------------------------------------------------------------------------
+
+
+def _return(
+    action: Action, decision: Decision, view: View, scheduler: Scheduler, now: float
+) -> Action:
+    """Return a node only while it stands drained with the very reason that was decided on."""
+    node = view.nodes.get(action.target)
+    if node is None:
+        return replace(action, state="abandoned", detail="Slurm knows no such node")
+    if not node.drained:
+        if action.step:
+            return replace(action, state="verified", detail=f"in service again: {node.state}")
+        return replace(action, state="abandoned", detail="somebody has returned it already")
+    wanted = next(answer.stands for answer in decision.nodes if answer.node == action.target)
+    if node.reason != wanted:
+        detail = f"its reason is somebody else's now: {node.reason!r}"
+        return replace(action, state="abandoned", detail=detail)
+    if node.state == "DOWN" or "NOT_RESPONDING" in node.flags:
+        return replace(action, state="abandoned", detail="Slurm does not reach it any more")
+    if action.step != "return":
+        return replace(action, step="return")
+    scheduler.undrain([action.target])
     return replace(action, state="done")
 
 

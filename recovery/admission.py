@@ -26,6 +26,14 @@ _REASON_LIMIT = 400
 _HEARTBEAT_PROPERTIES = ("node", "boot_id", "time", "verdict", "probes")
 
 
+_GPUS = {
+    "description": "The uuid of each GPU, by its minor number.",
+    "type": "object",
+    "maxProperties": 256,
+    "additionalProperties": {"type": "string", "maxLength": 96},
+}
+
+
 class Refused(Exception):
     """The content is not acceptable; the text is the reason in one sentence."""
 
@@ -86,7 +94,7 @@ def _validators() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     heartbeat = {
         **record,
         "required": ["schema", "node", "boot_id", "time", "verdict"],
-        "properties": {"schema": {"const": "heartbeat/v1"}, **named},
+        "properties": {"schema": {"const": "heartbeat/v1"}, **named, "gpus": _GPUS},
     }
     return compile_schema(record), compile_schema(heartbeat)
 

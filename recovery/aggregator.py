@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from recovery import actions, gate_slots, grants, guard, incident, policy, review
+from recovery import (
+    actions,
+    gate_slots,
+    grants,
+    guard,
+    incident,
+    late,
+    pausing,
+    policy,
+    review,
+)
 from recovery import cause as causes
 from recovery.acting import Acting
-from recovery.decision import Action, Attempt, Decision
+from recovery.decision import Action, Attempt, Cause, Decision
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
 from recovery.notify import Notifier
 from recovery.outcome import rerun_time
 from recovery.publish import Publisher
-from recovery.slurm.base import Job, Scheduler, SchedulerUnavailable
+from recovery.slurm.base import Job, Node, Scheduler, SchedulerUnavailable
+from recovery.upkeep import Upkeep
 from recovery.watch import Ready, Watch
 from slurm_hooks import catalog
 from slurm_hooks.config import Config
-from slurm_hooks.record import SEVERITIES, FaultRecord, Finding, utc
+from slurm_hooks.record import SEVERITIES, FaultRecord, Finding, seconds_of, utc
 
 log = logging.getLogger("recovery.aggregator")
 
@@ -39,6 +50,7 @@ BUSY_POLL_SECONDS = 0.1
 _INGEST_SECONDS = 0.2
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
+_WEEK_SECONDS = 7 * _DAY_SECONDS
 
 _NODE_CLASSES = ("hardware", "node.software", "network.fabric")
 """Classes that open an incident on a node by themselves; others need a job that failed of them."""
@@ -75,6 +87,7 @@ class Aggregator:
         self._standings: tuple[guard.Standing, ...] = ()
         self._standings_seq = -1
         self._watch = Watch(config.policy)
+        self._upkeep = Upkeep(config, self._ledger.store, clock)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._sick: dict[str, FaultRecord] = {}
         self._named_jobs: set[int] = set()
@@ -165,27 +178,43 @@ class Aggregator:
         """Look at the jobs that matter, and add to ``decided`` what can be decided now."""
         now = self._clock()
         if now >= self._snapshot_due:
-            everything = self._scheduler.jobs()
-            self._watch.note_snapshot(everything, now)
-            self._note_reruns(everything.values(), now)
+            jobs = self._scheduler.jobs()
+            self._watch.note_snapshot(jobs, now)
+            self._note_reruns(jobs.values(), now)
+            self._upkeep.note_jobs(jobs, now)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
             self._ledger.store.forget_records(
                 utc(now - self._config.controller.index_days * _DAY_SECONDS)
             )
-            self._count_gate_slots()
+            self._look_at_nodes(decided)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
                 self._decide_attempt(ready, decided)
+        for ready in self._watch.late(now):
+            self._reopen(ready, decided)
         if self._sick:
             self._judge_nodes(decided)
 
-    def _count_gate_slots(self) -> None:
-        """See how many nodes may gate themselves now, and free the slots of those in service."""
-        if not any("gate" in grant.actions for grant in self._config.grant):
+    def _look_at_nodes(self, decided: list[Decision]) -> None:
+        """What a full look at the nodes is for: gates, returns, repeat offenders."""
+        granted = {action for grant in self._config.grant for action in grant.actions}
+        offend = self._upkeep.due()
+        if not (offend or {"gate", "return"} & granted):
             return
         nodes = self._scheduler.nodes()
+        self._upkeep.note_nodes(len(nodes))
+        if "gate" in granted:
+            self._count_gate_slots(nodes)
+        if "return" in granted:
+            for decision in self._upkeep.returns(nodes, self._config.mode):
+                decided.append(self._planned(decision))
+        for case in self._upkeep.offenders(nodes) if offend else ():
+            decided.append(self._decide(case, ()))
+
+    def _count_gate_slots(self, nodes: Mapping[str, Node]) -> None:
+        """See how many nodes may gate themselves now, and free the slots of those in service."""
         self._gate_slots = guard.gate_slots(self._config.guard, self._standings, nodes.values())
         for node in gate_slots.free(self._config.spool.path, nodes):
             log.info("%s is back in service: its gate slot is free", node)
@@ -202,10 +231,43 @@ class Aggregator:
             # A person's requeue, or one whose reason Slurm alone knows: left to them.
             self._watch.forget(ready)
             return
+        decided.append(self._decide(case, self._earlier(job, attempt)))
+        self._watch.settle(ready, now)
+
+    def _earlier(self, job: Job, attempt: Attempt) -> tuple[Decision, ...]:
+        """The decisions on the job's former attempts that still hold, oldest first."""
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
-        earlier = tuple(d for d in known if policy.same_attempt(d, attempt))
-        decided.append(self._decide(case, earlier))
-        self._watch.forget(ready)
+        revised = {one.revises for one in known}
+        return tuple(
+            one for one in known if policy.same_attempt(one, attempt) and one.id not in revised
+        )
+
+    def _reopen(self, ready: Ready, decided: list[Decision]) -> None:
+        """Judge an attempt again for late evidence; what was acted on gets an addendum instead."""
+        attempt = replace(self._attempt(ready.job), restart=ready.restart)
+        former = self._ledger.store.attempt_decision(attempt.key)
+        if former is None:
+            return
+        now = self._clock()
+        ended = float(ready.job.end_time or seconds_of(former.time))
+        since = utc(ended - incident.BEFORE_END_SECONDS)
+        records = [
+            record
+            for record in self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
+            if late.belongs(record, former)
+        ]
+        states = self._scheduler.nodes(ready.nodes).values()
+        case = incident.of_attempt(
+            attempt, ready.job, ready.nodes, records, ended, states, utc(now)
+        )
+        history = self._history(case, self._earlier(ready.job, attempt), now, besides=former.id)
+        again = policy.decide(case, history, self._config.policy, now, self._config.mode)
+        if late.same_answer(former, again):
+            return
+        if not former.acted_on:
+            decided.append(self._planned(replace(again, revises=former.id)))
+        elif (text := late.addendum(again)) not in former.addenda:
+            self._ledger.added(former, text)
 
     def _judge_nodes(self, decided: list[Decision]) -> None:
         """Decide on nodes that report a fault of their own, each fault once a day."""
@@ -223,25 +285,33 @@ class Aggregator:
     def _is_known(self, record: FaultRecord) -> bool:
         """Whether a decision of the last day names this node for what the record shows.
 
-        A lost GPU shows as several codes, one after the other: one of them told is enough.
+        A lost GPU shows as several codes, one after the other: one of them told is enough. What
+        was told before the node returned to service is told again.
         """
         codes = {finding.code for finding in record.findings if _opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
-        return any(
-            item.node == record.node and item.code in codes
-            for known in self._ledger.store.decisions(node=record.node, since=since)
-            for item in known.cause.implicated
-        )
+        for known in self._ledger.store.decisions(node=record.node, since=since):
+            if any(one.kind == "return" and one.state == "verified" for one in known.actions):
+                return False
+            if any(i.node == record.node and i.code in codes for i in known.cause.implicated):
+                return True
+        return False
 
     def _decide(self, case: incident.Incident, earlier: tuple[Decision, ...]) -> Decision:
         """Decide, and record the decision with its actions: planned, or only recorded."""
         now, mode = self._clock(), self._config.mode
         history = self._history(case, earlier, now)
-        decision = policy.decide(case, history, self._config.policy, now, mode)
+        return self._planned(policy.decide(case, history, self._config.policy, now, mode))
+
+    def _planned(self, decision: Decision) -> Decision:
+        """Record a decision with its actions, each planned where it may be taken."""
+        now, mode = self._clock(), self._config.mode
+        pauses = self._ledger.store.pauses()
         planned: list[Action] = []
         limited: list[str] = []
         for action in actions.intents(decision, utc(now)):
             why = guard.refusal(action, decision, mode, self._standings)
+            why = why or pausing.refusal(action, decision, pauses)
             planned.append(replace(action, state="recorded", detail=why) if why else action)
             limited += [f"{action.name}: {why}"] if why else []
         decision = replace(decision, actions=tuple(planned), limited_by=tuple(limited))
@@ -249,21 +319,52 @@ class Aggregator:
         return decision
 
     def _history(
-        self, case: incident.Incident, earlier: tuple[Decision, ...], now: float
+        self, case: incident.Incident, earlier: tuple[Decision, ...], now: float, besides: str = ""
     ) -> policy.History:
+        """What came before; of the decision ``besides``, which is being revised, nothing counts."""
         store = self._ledger.store
-        hour = store.requeues_since(utc(now - _HOUR_SECONDS))
+        hour = [
+            one
+            for one in store.commands_since("requeue", utc(now - _HOUR_SECONDS))
+            if one.decision != besides
+        ]
         since, cause = utc(now - _DAY_SECONDS), causes.of(case)
-        named = {
-            node: sum(
+        named: dict[str, int] = {}
+        for node in {item.node for item in cause.implicated}:
+            told = store.decisions(node=node, since=since)
+            replaced = {besides, *(known.revises for known in told)}
+            named[node] = sum(
                 known.cause.fault_class == cause.fault_class
+                and known.id not in replaced
                 and any(item.node == node for item in known.cause.implicated)
-                for known in store.decisions(node=node, since=since)
+                for known in told
             )
-            for node in {item.node for item in cause.implicated}
-        }
         uid = case.job.uid if case.job else None
-        return policy.History(earlier, named, sum(one.uid == uid for one in hour), len(hour))
+        return policy.History(
+            earlier,
+            named,
+            sum(one.uid == uid for one in hour),
+            len(hour),
+            self._gpu_users(cause, now),
+            self._upkeep.suspects() if case.job else {},
+        )
+
+    def _gpu_users(self, cause: Cause, now: float) -> dict[tuple[str, str], frozenset[int]]:
+        """Of each GPU of which a program failed now, whose programs did within a week."""
+        if not cause.fault_class.startswith("program."):
+            return {}
+        since = utc(now - _WEEK_SECONDS)
+        return {
+            (item.node, item.device): frozenset(
+                known.uid
+                for known in self._ledger.store.decisions(node=item.node, since=since)
+                if known.uid is not None
+                and any((one.device, one.code) == (item.device, item.code)
+                        for one in known.cause.implicated)
+            )
+            for item in cause.implicated
+            if item.device
+        }  # fmt: skip
 
     def _attempt(self, job: Job) -> Attempt:
         cluster = self._config.controller.cluster

@@ -9,10 +9,11 @@ cause, a node outside the attempt never implicated, and nobody is implicated for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from recovery.decision import Cause, Confidence, Implicated
-from recovery.incident import Incident, LogVerdict, Sighting
+from recovery.incident import Incident, LogVerdict, Sighting, resolution_of
 from recovery.slurm.base import Job
 from slurm_hooks.record import SEVERITIES
 
@@ -33,6 +34,8 @@ _NODE_CLASSES = ("hardware", "network.fabric", "node.software", "storage")
 
 def of(incident: Incident) -> Cause:
     """Return the cause that the incident's evidence establishes, suggests, or does not tell."""
+    if incident.known_cause is not None:
+        return incident.known_cause
     if incident.job is not None and not incident.requeued:
         said = _scheduler_said(incident.job)
         if said:
@@ -50,6 +53,30 @@ def of(incident: Incident) -> Cause:
     if incident.log and incident.log.fault_class not in ("unknown", "cascade", "none"):
         return _by_log(incident, incident.log)
     return _by_program_evidence(incident) or _unexplained(incident)
+
+
+def with_other_users(
+    cause: Cause, uid: int | None, earlier: Mapping[tuple[str, str], Set[int]], enough: int
+) -> Cause:
+    """Return the cause, or the GPU where programs of so many users have failed of it alike.
+
+    One program's illegal access is its own mistake; the same GPU does not find mistakes in the
+    programs of ``enough`` users. ``earlier`` are the uids whose programs failed of a node's GPU
+    (``Implicated.device``).
+    """
+    for item in cause.implicated:
+        if not _within(cause.fault_class, "program") or not item.device or uid is None:
+            continue
+        users = {*earlier.get((item.node, item.device), ()), uid}
+        if len(users) >= enough:
+            return Cause(
+                "hardware.gpu",
+                "established",
+                f"{item.node}: {item.why}, as in jobs of {len(users)} users: it is the GPU",
+                (replace(item, resolution="contact_support"),),
+                f"hardware.gpu/{item.code}",
+            )
+    return cause
 
 
 def _scheduler_said(job: Job) -> Cause | None:
@@ -95,13 +122,23 @@ def _order(sighting: Sighting) -> tuple[int, int, str]:
 
 
 def _implicated(sightings: Iterable[Sighting]) -> tuple[Implicated, ...]:
-    found: dict[tuple[str, int | None, str], Implicated] = {}
+    found: dict[tuple[object, ...], Implicated] = {}
     for sighting in sightings:
         finding = sighting.finding
         source = finding.evidence[0].source if finding.evidence else sighting.hook
         found.setdefault(
-            (sighting.node, finding.gpu, finding.code),
-            Implicated(sighting.node, finding.summary, source, finding.code, finding.gpu),
+            (sighting.node, finding.gpu, finding.pci, finding.code),
+            Implicated(
+                sighting.node,
+                finding.summary,
+                source,
+                finding.code,
+                finding.gpu,
+                resolution=resolution_of(finding),
+                uuid=finding.uuid or "",
+                pci=finding.pci or "",
+                boot_id=sighting.boot_id,
+            ),
         )
     return tuple(found.values())
 
@@ -152,7 +189,9 @@ def _by_program_evidence(incident: Incident) -> Cause | None:
         if own and not sighting.finding.code.startswith(("log.", "checkpoint.")):
             summary = f"{sighting.node}: {sighting.finding.summary}"
             fingerprint = f"{sighting.fault_class}/{sighting.finding.code}"
-            return Cause(sighting.fault_class, "probable", summary, fingerprint=fingerprint)
+            at_gpu = sighting.finding.gpu is not None or sighting.finding.pci
+            where = _implicated([sighting]) if at_gpu else ()
+            return Cause(sighting.fault_class, "probable", summary, where, fingerprint)
     if job is not None and job.state == "OUT_OF_MEMORY":
         summary = "Slurm ended the job for its memory use"
         return Cause("program.host_oom", "established", summary, fingerprint="program.host_oom")

@@ -54,7 +54,10 @@ class Implicated:
     """A resource held responsible: always a node, perhaps one of its GPUs or ranks.
 
     ``source`` says whose word it is: ``kernel_log``, ``nvml``, another probe, ``slurm``, or
-    ``log`` for the program's own text, on which alone nobody drains a node.
+    ``log`` for the program's own text, on which alone nobody drains a node, ``history`` for what
+    the node was part of before. ``resolution`` is what mends it (the catalogue's word), ``uuid``
+    and ``pci`` are the GPU's and ``boot_id`` the node's at that time: what must have changed before
+    the node returns.
     """
 
     node: str
@@ -63,6 +66,15 @@ class Implicated:
     code: str = ""
     gpu: int | None = None
     rank: int | None = None
+    resolution: str = ""
+    uuid: str = ""
+    pci: str = ""
+    boot_id: str = ""
+
+    @property
+    def device(self) -> str:
+        """Return which GPU of its node: by its address, which a kernel line has, or its number."""
+        return self.pci or ("" if self.gpu is None else f"GPU {self.gpu}")
 
 
 @dataclass(frozen=True)
@@ -90,11 +102,15 @@ class JobAnswer:
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """The verdict for one implicated node, in words."""
+    """The verdict for one implicated node, in words.
+
+    ``stands`` is, for a return, the drain reason of ours that must still stand when it is acted on.
+    """
 
     node: str
     verdict: NodeVerdict
     reason: str
+    stands: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +178,9 @@ class Decision:
     ``attempt`` is None for a sick node outside any job. ``owner``, ``uid``, ``partition``,
     ``account`` and ``qos`` are the job's; ``job_nodes`` where it ran. ``rule`` names the row of
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
-    rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
+    rejected and why, ``would_change`` what else would have had to be seen for another answer.
+    ``revises`` is the decision in whose place late evidence put this one. ``checkpoint_step`` and
+    ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
@@ -191,12 +209,14 @@ class Decision:
     ended_time: str = ""
     limits: tuple[str, ...] = ()
     considered: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
     evidence: tuple[Excerpt, ...] = ()
     checkpoint_step: int | None = None
     progress_step: int | None = None
     limited_by: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
     requeued: bool = False
+    revises: str = ""
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
@@ -215,6 +235,11 @@ class Decision:
         if any(action.state not in FINAL_ACTIONS for action in self.actions):
             return True
         return self.awaits_outcome
+
+    @property
+    def acted_on(self) -> bool:
+        """A command has been sent for it, or may have been before a crash."""
+        return any(action.step or action.state in ("done", "verified") for action in self.actions)
 
     @property
     def awaits_outcome(self) -> bool:
@@ -267,7 +292,15 @@ class Decision:
         known["evidence"] = _all(Excerpt, known.get("evidence", ()))
         known["reviews"] = _all(Review, known.get("reviews", ()))
         known["actions"] = _all(Action, known.get("actions", ()))
-        for name in ("job_nodes", "limits", "considered", "limited_by", "gated", "addenda"):
+        for name in (
+            "job_nodes",
+            "limits",
+            "considered",
+            "would_change",
+            "limited_by",
+            "gated",
+            "addenda",
+        ):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

@@ -1,4 +1,4 @@
-"""What may be done: mode, grants in force, and the circuit breaker on drained nodes.
+"""What may be done: mode, grants in force, and the limits at which a circuit breaker opens.
 
 Pure. The order is mode, then a grant in force, then the guard; the first that says no is written
 into the decision. A grant is an admin's permission; it is in force once its trial has brought the
@@ -7,7 +7,7 @@ evidence it needs, or where the admin has written why it may act without (``acce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from recovery.decision import Action, Decision
@@ -20,6 +20,9 @@ OUR_REASON = "recovery:"
 
 GATE_REASON = f"{OUR_REASON} gate "
 """How the drain reason of a node that gated itself begins (``slurm_hooks.gate``)."""
+
+ALREADY = "drained already: "
+"""What a drain's detail says before the reason of ours that stood there before."""
 
 
 @dataclass(frozen=True)
@@ -104,24 +107,47 @@ def is_ours(reason: str) -> bool:
     return reason.startswith(OUR_REASON)
 
 
-def drain_refusal(node: str, nodes: Mapping[str, Node], guard: Guard) -> str:
+def drain_refusal(
+    node: str,
+    nodes: Mapping[str, Node],
+    guard: Guard,
+    this_hour: int = 0,
+    besides: Collection[str] = (),
+) -> str:
     """Return why draining ``node`` would go beyond the guard, empty where it would not.
 
-    The share counts in each of the node's partitions, and never means less than one node.
+    ``this_hour`` nodes have been drained within an hour; ``besides`` are to be drained by the same
+    command and count as drained. The share counts in each of the node's partitions, and never
+    means less than one node.
     """
-    drained = drained_by_us(nodes.values())
+    drained = {*drained_by_us(nodes.values()), *besides}
+    if this_hour + len(besides) >= guard.max_drained_per_hour:
+        return (
+            f"{this_hour + len(besides)} nodes were drained within an hour,"
+            " max_drained_per_hour allows no more"
+        )
     if len(drained) >= guard.max_drained_nodes:
         return f"{len(drained)} nodes are drained already, max_drained_nodes allows no more"
     for partition in nodes[node].partitions if node in nodes else ():
         members = {one.name for one in nodes.values() if partition in one.partitions}
         allowed = max(1, int(len(members) * guard.max_drained_share))
-        count = len(members & set(drained))
+        count = len(members & drained)
         if count >= allowed:
             return (
                 f"{count} of {len(members)} nodes of partition {partition} are drained already,"
                 f" max_drained_share allows {allowed}"
             )
     return ""
+
+
+def requeue_refusal(this_hour: int, guard: Guard) -> str:
+    """Return why no further job may be put back to work, empty where one may.
+
+    ``this_hour`` have been within an hour.
+    """
+    if this_hour < guard.max_requeues_per_hour:
+        return ""
+    return f"{this_hour} jobs were requeued within an hour, max_requeues_per_hour allows no more"
 
 
 def gate_slots(limits: Guard, standings: Iterable[Standing], nodes: Iterable[Node]) -> int:

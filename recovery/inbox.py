@@ -27,7 +27,8 @@ from typing import Any
 from recovery import review
 from recovery.decision import Review
 from recovery.spool_reader import Reply, SpoolReader
-from recovery.store import Store, dated
+from recovery.store import Store
+from recovery.store_rows import dated
 from slurm_hooks.config import Spool
 from slurm_hooks.record import FaultRecord, utc
 

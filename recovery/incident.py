@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.decision import Attempt
+from recovery.decision import Attempt, Cause
 from recovery.slurm.base import Job, Node
 from slurm_hooks import catalog, optin
 from slurm_hooks.optin import OptIn
@@ -31,7 +31,10 @@ OTHER_ENDS = frozenset(("COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED"))
 
 @dataclass(frozen=True)
 class Sighting:
-    """One finding, and the record that reports it. ``fault_class`` is the catalogue's."""
+    """One finding, and the record that reports it. ``fault_class`` is the catalogue's.
+
+    ``boot_id`` is the node's when it was seen.
+    """
 
     node: str
     record: str
@@ -39,6 +42,7 @@ class Sighting:
     time: str
     finding: Finding
     fault_class: str
+    boot_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Incident:
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
     or not responding. ``gated`` are nodes that kept the attempt from starting.
     ``gpus`` is how many of them the attempt held on the nodes that spoke.
+    ``known_cause`` is set where the incident is made of a cause and not of records.
     ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
     """
 
@@ -82,6 +87,7 @@ class Incident:
     progress_step: int | None = None
     partitions: tuple[str, ...] = ()
     gpus: int = 0
+    known_cause: Cause | None = None
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -180,6 +186,12 @@ def class_of(finding: Finding) -> str:
     return known.fault_class if known else "none"
 
 
+def resolution_of(finding: Finding) -> str:
+    """Return what mends a finding: its own word, else the catalogue's, else an empty text."""
+    known = catalog.entries().get(finding.code)
+    return finding.resolution or (known.resolution if known else "")
+
+
 def _is_ours(record: FaultRecord, attempt: Attempt) -> bool:
     job = record.job
     if job is None or job.id != attempt.job_id or job.restart != attempt.restart:
@@ -189,7 +201,15 @@ def _is_ours(record: FaultRecord, attempt: Attempt) -> bool:
 
 def _sightings(record: FaultRecord) -> list[Sighting]:
     return [
-        Sighting(record.node, record.id, record.hook, record.time, finding, class_of(finding))
+        Sighting(
+            record.node,
+            record.id,
+            record.hook,
+            record.time,
+            finding,
+            class_of(finding),
+            record.boot_id,
+        )
         for finding in record.findings
     ]
 

@@ -6,12 +6,12 @@ Owns the connection and the layout; what the tables mean and who asks what is ``
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the tables; an index of another one is built anew."""
 
 LOCK_SECONDS = 10.0
@@ -28,7 +28,8 @@ CREATE INDEX records_hook ON records (hook, time);
 CREATE INDEX records_time ON records (time);
 CREATE TABLE archived (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE heartbeats (
-    node TEXT PRIMARY KEY, received TEXT NOT NULL, document TEXT NOT NULL
+    node TEXT PRIMARY KEY, received TEXT NOT NULL, document TEXT NOT NULL, time TEXT NOT NULL,
+    identity TEXT NOT NULL, passed INTEGER NOT NULL, passed_since TEXT NOT NULL
 );
 CREATE TABLE decisions (
     id TEXT PRIMARY KEY, time TEXT NOT NULL, open INTEGER NOT NULL, attempt TEXT, cluster TEXT,
@@ -47,11 +48,16 @@ CREATE TABLE decision_nodes (
     PRIMARY KEY (node, time, decision)
 ) WITHOUT ROWID;
 CREATE INDEX decision_nodes_decision ON decision_nodes (decision);
-CREATE TABLE requeues (
-    time TEXT NOT NULL, decision TEXT NOT NULL, target TEXT NOT NULL, state TEXT NOT NULL,
-    job_id INTEGER, uid INTEGER, PRIMARY KEY (decision, target)
+CREATE TABLE commands (
+    kind TEXT NOT NULL, decision TEXT NOT NULL, target TEXT NOT NULL, time TEXT NOT NULL,
+    state TEXT NOT NULL, job_id INTEGER, uid INTEGER, PRIMARY KEY (decision, kind, target)
 ) WITHOUT ROWID;
-CREATE INDEX requeues_time ON requeues (time);
+CREATE INDEX commands_time ON commands (kind, time);
+CREATE TABLE marks (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, decision TEXT NOT NULL, node TEXT NOT NULL,
+    kind TEXT NOT NULL, time TEXT NOT NULL, size INTEGER NOT NULL, uid INTEGER,
+    UNIQUE (decision, node, kind)
+);
 CREATE TABLE breakers (
     kind TEXT PRIMARY KEY, tripped INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -73,6 +79,10 @@ CREATE TABLE concerns (
 CREATE INDEX concerns_unowned ON concerns (time) WHERE who = '';
 CREATE INDEX concerns_last ON concerns (last);
 CREATE INDEX concerns_decision ON concerns (decision);
+CREATE TABLE pauses (
+    scope TEXT NOT NULL, name TEXT NOT NULL, why TEXT NOT NULL, who TEXT NOT NULL,
+    time TEXT NOT NULL, PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -119,7 +129,7 @@ class IndexFile:
         with self._guarded():
             return self._connection.execute(statement, arguments).rowcount
 
-    def change_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> int:
+    def change_many(self, statement: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> int:
         """Run a statement for each of ``rows``, return how many rows were changed."""
         with self._guarded():
             before = self._connection.total_changes

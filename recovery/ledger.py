@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from recovery.decision import FINAL_ACTIONS, Action, Decision, Outcome, Review
 from recovery.grants import Change
 from recovery.journal import Journal
 from recovery.publish import Publisher
-from recovery.store import open_store
+from recovery.store_opening import open_store
 from slurm_hooks.record import utc
 
 log = logging.getLogger("recovery.ledger")
@@ -40,6 +40,9 @@ class Ledger:
     def decided(self, decision: Decision) -> None:
         """Record a new decision."""
         self._record({"type": "decision", "decision": decision.to_dict()})
+        former = self.store.decision(decision.revises) if decision.revises else None
+        if former is not None:
+            self._publisher.add(former)
         self._publisher.add(decision)
         log.info("decided %s: %s: %s", decision.id, decision.job.verdict, decision.cause.summary)
 
@@ -97,9 +100,23 @@ class Ledger:
                 self._publisher.add(decision)
 
     def catch_up(self) -> None:
-        """Take in what another process has journaled, such as `recovery resume`."""
-        self.store.follow(self._journal)
+        """Take in what another process has journaled, such as `recovery pause`.
+
+        Where nobody has, that costs a look at the size of the journal's last part.
+        """
+        if self._journal.last_seq() != self.store.last_seq():
+            self.store.follow(self._journal)
+
+    def added(self, decision: Decision, text: str) -> None:
+        """Record an addendum: what was learnt too late for a decision that was acted on."""
+        self._record({"type": "addendum", "decision": decision.id, "text": text})
+        self._publisher.add(replace(decision, addenda=(*decision.addenda, text)))
+        log.info("%s addendum: %s", decision.id, text)
 
     def _record(self, event: Mapping[str, object]) -> None:
         whole = {"time": utc(self._clock()), **event}
-        self.store.apply({"seq": self._journal.append(whole), **whole})
+        seq = self._journal.append(whole)
+        if seq == self.store.last_seq() + 1:
+            self.store.apply({"seq": seq, **whole})
+        else:  # somebody else has journaled since, such as `recovery pause`: theirs comes first
+            self.store.follow(self._journal)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recovery import cause as causes
+from recovery import reasons
 from recovery.decision import (
     Attempt,
     Cause,
@@ -28,6 +29,7 @@ from recovery.decision import (
     NodeAnswer,
 )
 from recovery.incident import Incident
+from recovery.slurm.base import Job
 from slurm_hooks.config import ClassRule, Policy
 from slurm_hooks.record import new_id, utc
 from slurm_hooks.toml_reader import read
@@ -51,13 +53,17 @@ class History:
 
     ``earlier`` are the decisions on the job's former attempts, oldest first. ``named_today`` counts
     for each node how often a cause of this class named it within a day, this incident not counted.
-    The last two count the requeues that this toolkit ordered within an hour.
+    The requeues are those that this toolkit ordered within an hour. ``gpu_users`` are the uids
+    whose programs failed of a node's GPU within a week, ``suspects`` the nodes that fail more often
+    than chance lets them, each with its history in words, gravest first.
     """
 
     earlier: tuple[Decision, ...] = ()
     named_today: Mapping[str, int] = field(default_factory=dict)
     requeues_of_user_hour: int = 0
     requeues_hour: int = 0
+    gpu_users: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    suspects: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,11 +84,14 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
 
     The decision's id is made from ``now`` and the incident, so that a replay names it alike.
     """
-    cause = causes.of(incident)
+    uid = incident.job.uid if incident.job else None
+    cause = causes.with_other_users(
+        causes.of(incident), uid, history.gpu_users, policy.users_that_blame_a_gpu
+    )
     name, rule = _row(cause.fault_class, policy.classes)
     nodes = _node_answers(incident, cause, rule, history)
     limits = _limits(incident, cause, rule, history, policy)
-    answer = _job_answer(incident, cause, rule, limits)
+    answer = _job_answer(incident, cause, rule, limits, history, now)
     job = incident.job
     return Decision(
         id=_decision_id(incident, now),
@@ -106,7 +115,8 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         ended=_ended(incident),
         ended_time=utc(job.end_time) if job and job.end_time and not incident.requeued else "",
         limits=tuple(limit.text for limit in limits),
-        considered=tuple(_considered(incident, cause)),
+        considered=tuple(_considered(incident, cause, history, answer)),
+        would_change=tuple(reasons.would_change(incident, cause, rule, answer, nodes)),
         evidence=tuple(_excerpts(incident, cause))[:_EXCERPTS_LIMIT],
         checkpoint_step=incident.checkpoint_step,
         progress_step=incident.progress_step,
@@ -200,7 +210,12 @@ def _node_answer(
 
 
 def _job_answer(
-    incident: Incident, cause: Cause, rule: ClassRule, limits: list[_Limit]
+    incident: Incident,
+    cause: Cause,
+    rule: ClassRule,
+    limits: list[_Limit],
+    history: History,
+    now: float,
 ) -> JobAnswer:
     job, wishes = incident.job, incident.wishes
     if job is None:
@@ -217,6 +232,9 @@ def _job_answer(
     if not job.batch or not job.requeue:
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")
+    pointless = _pointless(job, now)
+    if pointless:
+        return JobAnswer("leave", f"{cause.summary}; {pointless}: a restart is pointless")
     if rule.job == "hold":
         return JobAnswer("hold", f"{cause.summary}: a restart would fail again")
     if wishes.mode == "hold":
@@ -230,7 +248,23 @@ def _job_answer(
     if left:
         named = ", ".join(left)
         return JobAnswer("hold", f"{cause.summary}; it asks for {named} by name (--nodelist)")
+    avoided = [node for node in history.suspects if node not in job.required]
+    excluded = tuple(sorted({*excluded, *avoided}))
     return JobAnswer("requeue", _requeue_reason(cause, excluded, incident), excluded)
+
+
+def _pointless(job: Job, now: float) -> str:
+    """Why a restart could not come to anything, empty where it could.
+
+    Slurm removes a job that can no longer end before its deadline (man sbatch, --deadline), and
+    never starts one whose own dependency has failed; ``?`` stands between alternatives.
+    """
+    needed = job.time_min_seconds or job.time_limit_seconds
+    if job.deadline and now + needed > job.deadline:
+        return f"it cannot end before its deadline ({utc(job.deadline)[:19]}Z)"
+    if "(failed)" in job.dependency and "?" not in job.dependency:
+        return f"what it depends on has failed ({job.dependency[:100]})"
+    return ""
 
 
 def _gated_answer(incident: Incident, limits: list[_Limit]) -> JobAnswer:
@@ -312,8 +346,14 @@ def _streak(earlier: tuple[Decision, ...], fault_class: str) -> int:
 # -- what the record shows --------------------------------------------------------------------
 
 
-def _considered(incident: Incident, cause: Cause) -> Iterable[str]:
-    """What else spoke, and why it was not the cause."""
+def _considered(
+    incident: Incident, cause: Cause, history: History, answer: JobAnswer
+) -> Iterable[str]:
+    """What else spoke, and why it was not the cause; and which other answers were rejected."""
+    if answer.verdict == "requeue":
+        for node, why in history.suspects.items():
+            if node in answer.excluded:
+                yield f"{node} is a repeat offender and is avoided: {why}"
     log = incident.log
     if log and log.fault_class != cause.fault_class and cause.fault_class != "unknown":
         yield f"the job's log speaks of {log.fault_class}: weaker evidence than the cause"
@@ -329,8 +369,6 @@ def _considered(incident: Incident, cause: Cause) -> Iterable[str]:
         yield f"{node} also shows {fault_class}: it explains less"
     if incident.silent and incident.attempt and not incident.gated:
         yield f"no report from {', '.join(incident.silent)}: silence blames nobody"
-    if cause.fault_class == "unknown" and incident.attempt:
-        yield "a fault on one node, or a plain line in the job's log, would have changed this"
 
 
 def _excerpts(incident: Incident, cause: Cause) -> Iterable[Excerpt]:

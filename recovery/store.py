@@ -14,94 +14,37 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recovery import concerns, judged
+from recovery import concerns, controls, judged, late
+from recovery.controls import Breaker, Pause
 from recovery.decision import Action, Decision, Outcome, Review
 from recovery.index_file import IndexFile, StoreDamaged, StoreError
 from recovery.journal import Journal
-from slurm_hooks.record import FaultRecord, seconds_of, utc
+from recovery.offenders import Mark, marks_of
+from recovery.store_rows import PUT_HEARTBEAT, by_time, chunks, heartbeat_row, record_row, to_json
+from slurm_hooks.record import FaultRecord, utc
 
-__all__ = ["Breaker", "Requeue", "Store", "StoreDamaged", "StoreError", "open_store", "rebuild"]
+__all__ = ["Command", "Store", "StoreDamaged", "StoreError"]
 
 log = logging.getLogger(__name__)
 
-AHEAD_SECONDS = 300.0
-BEHIND_SECONDS = 30 * 86_400.0
-"""A record's own time is believed unless it lies this far after or before its arrival. Nodes
-buffer records for days while the spool is away, but no node lives in the future."""
-
-_NAMES_IN_ONE_QUERY = 500
-
 
 @dataclass(frozen=True)
-class Requeue:
-    """One restart of a job that this toolkit ordered; ``state`` is its action's."""
+class Command:
+    """One action that this toolkit ordered and that ran or may have run; ``state`` is its own."""
 
+    kind: str
     decision: str
     target: str
     time: str
     state: str
     job_id: int | None
     uid: int | None
-
-
-@dataclass(frozen=True)
-class Breaker:
-    """The circuit breaker of one kind of action, and why it stands as it does."""
-
-    kind: str
-    tripped: bool
-    why: str
-    time: str
-
-
-def open_store(path: Path, journal: Journal) -> Store:
-    """Return the index at ``path``, level with the journal; what it takes to get there is logged.
-
-    Raises:
-        StoreError: the file can neither be used now nor replaced.
-    """
-    try:
-        store = Store(path)
-        behind = journal.last_seq() - store.last_seq()
-        if behind < 0:
-            store.close()
-            raise StoreDamaged(f"{path} knows events that the journal does not have")
-        if behind:
-            store.follow(journal)
-        return store
-    except StoreDamaged as error:
-        return rebuild(path, journal, str(error))
-
-
-def rebuild(path: Path, journal: Journal, why: str) -> Store:
-    """Move the index at ``path`` aside and return a new one made from the journal.
-
-    Records come back from the archive with the inbox's next passes, since the archive may be on
-    a file system that does not answer now.
-
-    Raises:
-        StoreError: the new file cannot be made either.
-    """
-    aside = path.with_name(f"{path.name}.aside")
-    log.warning("the index is built anew from the journal and the archive: %s", why)
-    try:
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be moved aside: {error.strerror}") from error
-    store = Store(path)
-    store.put_meta("restoring", "yes")
-    store.follow(journal)
-    return store
 
 
 class Store:
@@ -160,10 +103,19 @@ class Store:
     def _take_in(self, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
         if kind == "decision":
-            self._put_decision(Decision.from_dict(event["decision"]))
-        elif kind == "breaker":
-            row = (event["kind"], bool(event["tripped"]), str(event["why"]), event["time"])
-            self._file.change("INSERT OR REPLACE INTO breakers VALUES (?, ?, ?, ?)", row)
+            decided = Decision.from_dict(event["decision"])
+            self._put_decision(decided)
+            self._file.change_many(
+                # A mark keeps the place it was given first: a reader asks for what came after it.
+                "INSERT OR IGNORE INTO marks VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+                [(decided.id, m.node, m.kind, m.time, m.size, m.uid) for m in marks_of(decided)],
+            )
+            former = self.decision(decided.revises) if decided.revises else None
+            if former is not None:
+                self._put_decision(late.revised(former, decided))
+                self._file.change("DELETE FROM marks WHERE decision = ?", (former.id,))
+        elif kind in controls.EVENTS:
+            controls.take_in(self._file, event)
         elif kind == "grant":
             judged.put_grant(self._file, event)
         elif kind == "ack":
@@ -190,22 +142,23 @@ class Store:
         row = (
             decision.id, decision.time, decision.open, attempt and attempt.key,
             attempt and attempt.cluster, job_id, decision.uid, decision.owner,
-            decision.partition, decision.cause.fault_class, _json(decision.to_dict()),
+            decision.partition, decision.cause.fault_class, to_json(decision.to_dict()),
         )  # fmt: skip
         run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         run("DELETE FROM decision_nodes WHERE decision = ?", (decision.id,))
         judged.put(self._file, decision)
-        run("DELETE FROM requeues WHERE decision = ?", (decision.id,))
         nodes = {answer.node for answer in decision.nodes} | set(decision.job.excluded)
         nodes |= {implicated.node for implicated in decision.cause.implicated}
         for node in nodes:
             run("INSERT INTO decision_nodes VALUES (?, ?, ?)", (node, decision.time, decision.id))
         for action in decision.actions:
-            if action.kind == "requeue":
-                run(
-                    "INSERT OR REPLACE INTO requeues VALUES (?, ?, ?, ?, ?, ?)",
-                    (action.time, decision.id, action.target, action.state, job_id, decision.uid),
-                )
+            run(
+                "INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    action.kind, decision.id, action.target, action.time, action.state,
+                    job_id, decision.uid,
+                ),
+            )  # fmt: skip
         concerns.put(self._file, decision)
 
     # -- records --------------------------------------------------------------------------
@@ -224,9 +177,9 @@ class Store:
         ``documents`` are the records' JSON, where that is at hand.
         """
         received = received or utc()
-        documents = documents or [_json(record.to_dict()) for record in records]
+        documents = documents or [to_json(record.to_dict()) for record in records]
         pairs = zip(records, documents, strict=True)
-        rows = [_record_row(record, received, document) for record, document in pairs]
+        rows = [record_row(record, received, document) for record, document in pairs]
         with self._file.transaction():
             added = self._file.change_many(
                 "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
@@ -243,7 +196,7 @@ class Store:
     def unknown(self, records: Sequence[FaultRecord]) -> list[FaultRecord]:
         """Return those of ``records`` whose id is not in the index."""
         known: set[str] = set()
-        for ids in _chunks([record.id for record in records]):
+        for ids in chunks([record.id for record in records]):
             marks = ",".join("?" * len(ids))
             rows = self._file.rows(f"SELECT id FROM records WHERE id IN ({marks})", ids)
             known.update(row[0] for row in rows)
@@ -257,14 +210,14 @@ class Store:
             )
         else:
             found = []
-            for names in _chunks(sorted(nodes)):
+            for names in chunks(sorted(nodes)):
                 marks = ",".join("?" * len(names))
                 found += self._file.rows(
                     f"SELECT time, document FROM records WHERE node IN ({marks})"
                     " AND time >= ? AND time < ?",
                     (*names, since, until),
                 )
-        return _by_time(found)
+        return by_time(found)
 
     def job_records(
         self, job_id: int, restart: int | None = None, since: str = ""
@@ -273,14 +226,14 @@ class Store:
         query, arguments = "job_id = ? AND time >= ?", [job_id, since]
         if restart is not None:
             query, arguments = f"{query} AND restart = ?", [*arguments, restart]
-        return _by_time(
+        return by_time(
             self._file.rows(f"SELECT time, document FROM records WHERE {query}", arguments)
         )
 
     def hook_records(self, hook: str, since: str, until: str) -> list[FaultRecord]:
         """Return the records that ``hook`` wrote with since <= time < until, by time."""
         query = "SELECT time, document FROM records WHERE hook = ? AND time >= ? AND time < ?"
-        return _by_time(self._file.rows(query, (hook, since, until)))
+        return by_time(self._file.rows(query, (hook, since, until)))
 
     def forget_records(self, before: str, limit: int = 1000) -> int:
         """Drop up to ``limit`` records older than ``before``, return how many; archives stay."""
@@ -296,16 +249,33 @@ class Store:
         return dict(self._file.rows("SELECT day, bytes FROM archived WHERE day >= ?", (since_day,)))
 
     def put_heartbeats(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep the last heartbeat of each node, in one transaction."""
-        received = utc()
-        rows = [(node, received, _json(document)) for node, document in documents.items()]
-        with self._file.transaction():
-            self._file.change_many("INSERT OR REPLACE INTO heartbeats VALUES (?, ?, ?)", rows)
+        """Keep the last heartbeat of each node, in one transaction.
 
-    def heartbeats(self) -> dict[str, dict[str, Any]]:
-        """Return the last heartbeat of each node, with ``received`` (when it was seen) added."""
-        rows = self._file.rows("SELECT node, received, document FROM heartbeats ORDER BY node")
-        return {node: {**json.loads(text), "received": when} for node, when, text in rows}
+        Beside it stands how many clean ones in a row there have been on unchanged hardware within
+        one boot, and since when (``returning.clean``).
+        """
+        received = utc()
+        with self._file.transaction():
+            rows = [(node, received, document) for node, document in documents.items()]
+            self._file.change_many(PUT_HEARTBEAT, (heartbeat_row(*row) for row in rows))
+
+    def heartbeats(self, nodes: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return the last heartbeat of each node (of all, or of ``nodes``), with what is kept.
+
+        Added are ``received``, when it was seen, and ``passed``, how many clean ones in a row have
+        come since ``passed_since``.
+        """
+        query = "SELECT node, received, document, passed, passed_since FROM heartbeats"
+        rows: list[tuple[Any, ...]] = []
+        if nodes is None:
+            rows = self._file.rows(f"{query} ORDER BY node")
+        for names in chunks(sorted(nodes or ())):
+            marks = ",".join("?" * len(names))
+            rows += self._file.rows(f"{query} WHERE node IN ({marks})", names)
+        return {
+            node: {**json.loads(text), "received": when, "passed": passed, "passed_since": since}
+            for node, when, text, passed, since in rows
+        }
 
     # -- decisions ------------------------------------------------------------------------
 
@@ -366,19 +336,32 @@ class Store:
         )
         return [Decision.from_dict(json.loads(text)) for (text,) in rows]
 
-    def requeues_since(self, time: str) -> list[Requeue]:
-        """Return the requeues ordered from ``time`` on that ran or may have run, oldest first."""
+    def commands_since(self, kind: str, time: str) -> list[Command]:
+        """Return the actions of a kind ordered from ``time`` on that ran or may have, in order."""
         rows = self._file.rows(
-            "SELECT decision, target, time, state, job_id, uid FROM requeues WHERE time >= ?"
-            " AND state IN ('planned', 'done', 'verified') ORDER BY time",
-            (time,),
+            "SELECT kind, decision, target, time, state, job_id, uid FROM commands"
+            " WHERE kind = ? AND time >= ? AND state IN ('planned', 'done', 'verified')"
+            " ORDER BY time",
+            (kind, time),
         )
-        return [Requeue(*row) for row in rows]
+        return [Command(*row) for row in rows]
+
+    def marks(self, after: int, since: str) -> list[tuple[int, Mark]]:
+        """Return the marks that came after the place ``after``, each with its own place."""
+        rows = self._file.rows(
+            "SELECT place, node, kind, time, size, uid FROM marks WHERE place > ? AND time >= ?"
+            " ORDER BY place",
+            (after, since),
+        )
+        return [(place, Mark(*fields)) for place, *fields in rows]
 
     def breakers(self) -> dict[str, Breaker]:
         """Return the circuit breakers by their kind."""
-        rows = self._file.rows("SELECT kind, tripped, why, time FROM breakers ORDER BY kind")
-        return {kind: Breaker(kind, bool(tripped), why, time) for kind, tripped, why, time in rows}
+        return controls.breakers(self._file)
+
+    def pauses(self) -> list[Pause]:
+        """Return the pauses that hold now, oldest first."""
+        return controls.pauses(self._file)
 
     # -- small values ---------------------------------------------------------------------
 
@@ -407,43 +390,5 @@ class Store:
         return [Decision.from_dict(json.loads(text)) for (text,) in rows]
 
 
-def dated(record: FaultRecord, received: str) -> FaultRecord:
-    """Return the record with its time, or when it was received where its own cannot be right."""
-    earliest, latest = _believable(received)
-    return record if earliest <= record.time <= latest else replace(record, time=received)
-
-
-@lru_cache(maxsize=16)
-def _believable(received: str) -> tuple[str, str]:
-    """The earliest and the latest time of a record that arrived then; such texts sort by time."""
-    seconds = seconds_of(received)
-    return utc(seconds - BEHIND_SECONDS), utc(seconds + AHEAD_SECONDS)
-
-
-def _record_row(record: FaultRecord, received: str, document: str) -> tuple[Any, ...]:
-    job = record.job
-    return (
-        record.id, record.node, dated(record, received).time, received, record.hook,
-        job.id if job else None, job.restart if job else None, document,
-    )  # fmt: skip
-
-
-def _by_time(rows: Iterable[tuple[str, str]]) -> list[FaultRecord]:
-    records = []
-    for time, text in rows:
-        record = FaultRecord.from_dict(json.loads(text))
-        records.append(record if record.time == time else replace(record, time=time))
-    return sorted(records, key=lambda record: (record.time, record.id))
-
-
 def _first(decisions: Sequence[Decision]) -> Decision | None:
     return decisions[0] if decisions else None
-
-
-def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), _NAMES_IN_ONE_QUERY):
-        yield names[start : start + _NAMES_IN_ONE_QUERY]
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))

@@ -16,6 +16,9 @@ from recovery.slurm.hostlist import HostlistError, expand
 from slurm_hooks.config import Policy
 from slurm_hooks.record import FaultRecord, seconds_of
 
+LATE_SECONDS = 900.0
+"""How long an attempt that has been decided on is kept in mind for evidence that comes late."""
+
 _NODES_LIMIT = 10_000
 """Most nodes of one attempt that a record's hostlist is expanded to."""
 
@@ -53,6 +56,16 @@ class _Attempt:
     gated: bool = False
 
 
+@dataclass
+class _Settled:
+    """An attempt that has been decided on at ``since``; ``late``: something has been heard then."""
+
+    ready: Ready
+    nodes: frozenset[str]
+    since: float
+    late: bool = False
+
+
 class Watch:
     """The attempts under watch, with the waiting times of ``policy``."""
 
@@ -60,6 +73,7 @@ class Watch:
         self._policy = policy
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._running: dict[int, Job] = {}
+        self._settled: dict[tuple[int, int], _Settled] = {}
 
     def __bool__(self) -> bool:
         return bool(self._attempts)
@@ -75,6 +89,7 @@ class Watch:
 
     def note(self, record: FaultRecord) -> None:
         """Take notice of an epilog whose job did not end well, or a prolog that sent it back."""
+        self._note_late(record)
         job, gated = record.job, incident.closed_gate(record)
         failed = job is not None and record.hook == "epilog" and job.exit not in (None, "0:0")
         if job is None or not (failed or gated):
@@ -125,10 +140,39 @@ class Watch:
                 or job.state in incident.OTHER_ENDS
             ):
                 del self._attempts[key]
+                lies_there = job is not None and job.state in incident.FAILED_STATES
+                if job and lies_there and self._is(attempt, job) and decided(job, attempt.restart):
+                    self.settle(Ready(job, job.nodes or attempt.nodes, attempt.restart), now)
             elif self._can_be_decided(attempt, job, now):
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
                 ready.append(Ready(job, nodes or attempt.nodes, attempt.restart))
         return ready
+
+    def settle(self, ready: Ready, now: float) -> None:
+        """Stop watching an attempt that has been decided on, but for evidence that comes late."""
+        self.forget(ready)
+        key = (ready.job.id, ready.restart)
+        self._settled[key] = _Settled(ready, frozenset(ready.nodes), now)
+
+    def late(self, now: float) -> list[Ready]:
+        """Return the decided attempts of which something new has been heard since the last call."""
+        for key, settled in list(self._settled.items()):
+            if now - settled.since > LATE_SECONDS:
+                del self._settled[key]
+        told = [settled for settled in self._settled.values() if settled.late]
+        for settled in told:
+            settled.late = False
+        return [settled.ready for settled in told]
+
+    def _note_late(self, record: FaultRecord) -> None:
+        """A record with findings speaks of its node's decided attempts, unless it is another's."""
+        if not record.findings:
+            return
+        for (job_id, restart), settled in self._settled.items():
+            job = record.job
+            another = job is not None and (job.id, job.restart) != (job_id, restart)
+            if record.node in settled.nodes and not another:
+                settled.late = True
 
     def forget(self, ready: Ready) -> None:
         """Stop watching an attempt: it has been dealt with."""

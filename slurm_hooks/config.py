@@ -92,6 +92,8 @@ class Policy:
     ``settle`` seconds are waited for silent nodes after a job has left COMPLETING; ``gather_max``
     bounds a stuck COMPLETING. ``max_restarts`` is the budget of one job, ``no_progress`` how many
     attempts in a row may end without progress. ``classes`` overrides rows of the default table.
+    Where programs of ``users_that_blame_a_gpu`` users fail of one GPU within a week, it is the GPU.
+    A mended node returns after ``checks_before_return`` clean health checks in a row.
     """
 
     max_restarts: int = 3
@@ -100,15 +102,45 @@ class Policy:
     no_progress: int = 3
     settle: float = 5.0
     gather_max: float = 120.0
+    users_that_blame_a_gpu: int = 3
+    checks_before_return: int = 3
     classes: dict[str, ClassRule] = field(default_factory=dict)
 
 
 @frozen
+class Offenders:
+    """Nodes that fail more often than chance lets them; ``recovery/offenders.py`` has the method.
+
+    A failure counts half after ``half_life_days``. A node is a suspect, which restarted jobs avoid,
+    once a whole fleet of healthy nodes would have one such with a chance of ``exclude_chance``, and
+    is drained at ``drain_chance``. At most ``max_excluded`` suspects are avoided at a time.
+    """
+
+    half_life_days: float = 30.0
+    exclude_chance: float = 0.05
+    drain_chance: float = 0.001
+    max_excluded: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.half_life_days <= 365:
+            raise ValueError("half_life_days must be between 1 and 365")
+        if not 0 < self.drain_chance <= self.exclude_chance < 1:
+            raise ValueError("0 < drain_chance <= exclude_chance < 1 must hold")
+
+
+@frozen
 class Guard:
-    """Limits of acting: how many nodes this toolkit may have drained at one time."""
+    """Limits of acting. Whichever is reached opens the circuit breaker of its kind of action.
+
+    How many nodes this toolkit may have drained at one time and how many it may drain in an hour,
+    and how many jobs it may put back to work in an hour: fewer than ``policy`` has restarts for, so
+    that a fleet that fails stops the automation before it holds everybody's jobs.
+    """
 
     max_drained_nodes: int = 8
     max_drained_share: float = 0.05
+    max_drained_per_hour: int = 8
+    max_requeues_per_hour: int = 20
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_drained_share <= 1:
@@ -187,6 +219,7 @@ class Config(NodeConfig):
     guard: Guard = field(default_factory=Guard)
     review: Review = field(default_factory=Review)
     notify: Notify = field(default_factory=Notify)
+    offenders: Offenders = field(default_factory=Offenders)
     grant: tuple[Grant, ...] = ()
 
 

@@ -38,9 +38,13 @@ class Delivery:
     states: Mapping[str, Any] = field(default_factory=dict)
 
 
-def heartbeat(record: FaultRecord) -> bytes:
-    """Return a node's heartbeat: who, when, and how a health check ended, without its findings."""
-    document = {
+def heartbeat(record: FaultRecord, nvml: Mapping[str, Any] | None = None) -> bytes:
+    """Return a node's heartbeat: who, when, and how a health check ended, without its findings.
+
+    ``nvml`` is what its probe keeps: the GPUs' uuids by their minor numbers tell whether one has
+    been replaced.
+    """
+    document: dict[str, Any] = {
         "schema": HEARTBEAT_SCHEMA,
         "node": record.node,
         "boot_id": record.boot_id,
@@ -48,6 +52,10 @@ def heartbeat(record: FaultRecord) -> bytes:
         "verdict": record.verdict,
         "probes": [probe.to_dict() for probe in record.probes],
     }
+    devices = (nvml or {}).get("devices", ())
+    known = {str(one["minor"]): one["uuid"] for one in devices if one["uuid"]}
+    if known:
+        document["gpus"] = known
     return json.dumps(document, separators=(",", ":")).encode()
 
 

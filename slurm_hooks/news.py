@@ -70,6 +70,7 @@ def what_is_news(
     ``memory`` is what ``remembered`` answered.
     """
     remembered, gate = json.loads(memory or b"[{}, {}]")
+    nvml = states.get("nvml")
     judged = history.review(
         remembered, report.boot_id, report.findings, report.probes, time.time(), repeat_seconds
     )
@@ -78,7 +79,7 @@ def what_is_news(
     if gate and report.verdict != "fatal":
         states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
     news = replace(report, findings=judged.findings) if judged.due else None
-    return Delivery(news, heartbeat(report), states)
+    return Delivery(news, heartbeat(report, nvml), states)
 
 
 def remembered(states: Path) -> bytes:

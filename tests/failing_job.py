@@ -42,6 +42,8 @@ max_restarts_per_user_hour = 1000
 max_restarts_per_hour = 1000
 [guard]
 max_drained_share = 1.0
+max_drained_per_hour = 1000
+max_requeues_per_hour = 1000
 [controller]
 poll = 0.1
 snapshot = 2

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recovery.decision import Attempt, Decision
+from recovery.decision import Attempt, Cause, Decision, Implicated
 from recovery.incident import Incident, of_attempt, of_node
 from recovery.policy import History, decide
 from recovery.slurm.base import Job, Node
@@ -139,6 +139,14 @@ def failed(
 def sick(name: str, *findings: Finding) -> Incident:
     """The incident of an idle node whose health check found something."""
     return of_node(health_check(name, findings), ["train"], utc(NOW - 1))
+
+
+def offender(name: str = "n3") -> Incident:
+    """The incident of a node that fails more often than chance lets it, and shows nothing now."""
+    why = "a repeat offender: 5 faults of its own"
+    accused = Implicated(name, why, "history", "node.repeat_offender")
+    cause = Cause("node.repeat_offender", "established", f"{name} is {why}", (accused,))
+    return Incident(f"node/{name}", utc(NOW - 1), (name,), partitions=("train",), known_cause=cause)
 
 
 def decided(

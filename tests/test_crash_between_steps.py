@@ -31,7 +31,8 @@ from recovery.inbox_child import ChildInbox
 from recovery.journal import Journal
 from recovery.slurm.base import Scheduler
 from recovery.slurm.cli import CliScheduler
-from recovery.store import Store, open_store
+from recovery.store import Store
+from recovery.store_opening import open_store
 from slurm_hooks.config import load
 from tests.failing_job import ACT, SLURM_CONF, WAIT_SECONDS, FailingJob, submit, tidy
 

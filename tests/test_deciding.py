@@ -28,6 +28,7 @@ from tests.incidents import (
     health_check,
     job,
     log,
+    offender,
     progress,
     sick,
 )
@@ -130,6 +131,7 @@ def test_every_row_of_the_table_is_reached_by_what_can_be_seen() -> None:
     reached.add(decided(lost).rule.partition(":")[0])
     severe = finding("gpu.nvlink_nonfatal", gpu=1, severity="fault")
     reached.add(decided(failed(n3=[severe])).rule.partition(":")[0])
+    reached.add(decided(offender()).rule.partition(":")[0])
     assert reached == set(tomllib.loads(TABLE.read_text()))
 
 
@@ -457,8 +459,8 @@ def test_a_decision_tells_its_rule_its_limits_and_what_else_was_considered() -> 
     )
     unknown = decided(failed(n1=[log("cascade", "Connection closed by peer")]))
     assert "the job's log holds only victims' lines" in unknown.considered
-    assert "a fault on one node, or a plain line in the job's log, would have changed this" in (
-        unknown.considered
+    assert unknown.would_change[0] == (
+        "a fault on one of its nodes, or a plain line in its log, would have named a cause"
     )
 
 
@@ -496,5 +498,8 @@ def test_a_decision_on_another_attempt_or_node_has_another_id() -> None:
 def test_no_node_of_a_large_job_is_blamed_for_being_in_it() -> None:
     names = tuple(f"n{number}" for number in range(1, 513))
     decision = decided(failed(job(nodes=names), n3=[GPU]))
-    assert decision.cause.implicated == (Implicated("n3", GPU.summary, "nvml", "gpu.lost", gpu=3),)
+    accused = Implicated(
+        "n3", GPU.summary, "nvml", "gpu.lost", gpu=3, resolution="reset_node", boot_id="boot"
+    )
+    assert decision.cause.implicated == (accused,)
     assert answers(decision) == {"n3": "drain"}

@@ -194,6 +194,30 @@ def test_a_node_of_several_partitions_is_bound_by_the_smallest() -> None:
     assert guard.drain_refusal("n50", {**small, **others}, Guard()) == ""
 
 
+def test_an_hour_has_its_budget_of_drains_those_of_the_same_command_among_them() -> None:
+    limits = Guard(max_drained_nodes=100, max_drained_share=1.0, max_drained_per_hour=8)
+    assert guard.drain_refusal("n9", nodes(), limits, 7) == ""
+    assert guard.drain_refusal("n9", nodes(), limits, 5, ["n1", "n2", "n3"]).startswith(
+        "8 nodes were drained within an hour, max_drained_per_hour"
+    )
+
+
+def test_the_nodes_of_one_command_count_together() -> None:
+    limits = Guard(max_drained_nodes=2, max_drained_share=0.03)
+    assert guard.drain_refusal("n9", nodes(), limits, 0, ["n1"]) == ""
+    assert "2 nodes are drained already" in guard.drain_refusal(
+        "n9", nodes(), limits, 0, ["1", "2"]
+    )
+    share = Guard(max_drained_share=0.02)
+    assert "2 of 100" in guard.drain_refusal("n9", nodes(ours=1), share, 0, ["n5"])
+
+
+def test_an_hour_has_its_budget_of_requeues() -> None:
+    limits = Guard(max_requeues_per_hour=3)
+    assert guard.requeue_refusal(2, limits) == ""
+    assert "3 jobs were requeued within an hour" in guard.requeue_refusal(3, limits)
+
+
 @pytest.mark.parametrize("reason", ["", "NHC: recovery: x", "Recovery: x", "not recovery: x"])
 def test_a_reason_is_ours_only_if_it_begins_as_ours_do(reason: str) -> None:
     assert not guard.is_ours(reason)

@@ -21,7 +21,8 @@ import pytest
 from recovery.inbox import Inbox
 from recovery.inbox_child import ChildInbox
 from recovery.journal import Journal
-from recovery.store import Store, open_store, rebuild
+from recovery.store import Store
+from recovery.store_opening import open_store, rebuild
 from slurm_hooks.config import Spool
 from slurm_hooks.record import FaultRecord, new_id, utc
 from tests.records import SETTINGS, archived, beat, drop, make_spool, put, record, waiting

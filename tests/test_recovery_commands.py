@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -128,7 +129,14 @@ def test_before_an_aggregator_has_ever_run_one_line_says_so(
 
 @pytest.mark.parametrize(
     "command",
-    [["explode"], ["explain"], ["resume"], ["status", "--yaml"], ["decisions", "--job=x"]],
+    [
+        ["explode"],
+        ["explain"],
+        ["resume"],
+        ["pause"],
+        ["status", "--yaml"],
+        ["decisions", "--job=x"],
+    ],
 )
 def test_wrong_usage_exits_2(controller: Controller, command: list[str]) -> None:
     assert controller.run(*command, status=2)[1]
@@ -209,14 +217,49 @@ def test_without_a_grant_it_says_that_everything_is_only_recorded(controller: Co
 
 def test_a_breaker_is_closed_with_a_reason_that_is_kept(controller: Controller) -> None:
     controller.decided("d1")
-    assert controller.run("resume", "--why", "x", status=1)[1] == "no circuit breaker is open\n"
+    nothing = "nothing of that is paused, and no circuit breaker is open\n"
+    assert controller.run("resume", "--why", "x", status=1)[1] == nothing
     controller.knows({"type": "breaker", "kind": "drain", "tripped": True, "why": "8 nodes"})
     assert "BREAKER     drain: 8 nodes" in controller.run("status")[0]
     assert controller.run("resume", "--why", "a bad switch, replaced")[0] == "drain: closed\n"
     assert "BREAKER" not in controller.run("status")[0]
     last = list(controller.journal.events())[-1]
     assert (last["kind"], last["tripped"]) == ("drain", False)
-    assert last["why"] == f"{os.getuid()}: a bad switch, replaced"
+    assert last["why"] == f"{pwd.getpwuid(os.getuid()).pw_name}: a bad switch, replaced"
+
+
+def test_a_pause_is_kept_with_who_and_why_shown_and_ended_by_the_same_scope(
+    controller: Controller,
+) -> None:
+    controller.decided("d1")
+    who = pwd.getpwuid(os.getuid()).pw_name
+    said = controller.run("pause", "--node", "n[1-2]", "--partition", "train", "--why", "a move")
+    assert said[0] == "node n1: paused\nnode n2: paused\npartition train: paused\n"
+    controller.run("pause", "--why", "a power cut")
+    status = controller.run("status")[0]
+    assert f"PAUSED      paused by {who} since " in status
+    assert "(node n2): a move" in " ".join(status.split())
+    told = controller.json("status")["pauses"]
+    assert [(one["scope"], one["name"]) for one in told] == [
+        ("node", "n1"), ("node", "n2"), ("partition", "train"), ("all", "")
+    ]  # fmt: skip
+    controller.run("resume", "--job", "6_2", "--why", "x", status=1)
+    assert controller.run("resume", "--why", "power is back")[0] == "all: resumed\n"
+    assert controller.run("resume", "--node", "n1", "--why", "done")[0] == "node n1: resumed\n"
+    refused = controller.run("resume", "--why", "x", status=1)[1]
+    assert refused.endswith("; paused: node n2, partition train\n")
+    events = [one for one in controller.journal.events() if one["type"] == "pause"]
+    assert {one["who"] for one in events} == {who}
+    assert (events[-1]["paused"], events[-1]["why"]) == (False, "done")
+
+
+@pytest.mark.parametrize("wrong", [["--job", "x"], ["--node", "n[1-"], ["--node", "n[1-9999]"]])
+def test_a_pause_of_what_cannot_be_is_refused_in_one_line(
+    controller: Controller, wrong: list[str]
+) -> None:
+    controller.decided("d1")
+    assert controller.run("pause", *wrong, "--why", "x", status=2)[1].count("\n") == 1
+    assert not controller.json("status")["pauses"]
 
 
 def test_one_pass_without_slurm_takes_records_in_decides_nothing_and_says_why(

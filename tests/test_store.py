@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from recovery.controls import Breaker
 from recovery.decision import Action, Attempt, Cause, Decision, JobAnswer, Outcome
 from recovery.journal import Journal
-from recovery.store import Breaker, Store, StoreDamaged, StoreError, open_store, rebuild
+from recovery.store import Store, StoreDamaged, StoreError
+from recovery.store_opening import open_store, rebuild
 from slurm_hooks.record import utc
 from tests.records import decision, record
 
@@ -159,13 +161,13 @@ def test_requeues_that_ran_or_may_have_run_are_counted(store: Store) -> None:
             acted("d4", "requeue", "4", "done", utc(1_796_003_001)),
         )
     )
-    found = store.requeues_since(utc(1_796_002_000))
+    found = store.commands_since("requeue", utc(1_796_002_000))
     assert [(item.job_id, item.uid, item.state) for item in found] == [
         (1, 1001, "planned"),
         (4, 1001, "done"),
     ]
     store.apply({"seq": 11, **acted("d1", "requeue", "1", "abandoned")})
-    assert [item.decision for item in store.requeues_since(utc(1_796_002_000))] == ["d4"]
+    assert [item.decision for item in store.commands_since("requeue", utc(1_796_002_000))] == ["d4"]
 
 
 def test_a_breaker_stands_as_it_was_set_last(store: Store) -> None:
@@ -331,11 +333,44 @@ def test_old_records_leave_the_index_a_few_at_a_time(store: Store) -> None:
 
 
 def test_the_last_heartbeat_of_each_node_is_kept(store: Store) -> None:
-    store.put_heartbeats({"n1": {"node": "n1", "verdict": "ok"}})
-    store.put_heartbeats({"n1": {"node": "n1", "verdict": "fault"}, "n2": {"node": "n2"}})
+    store.put_heartbeats({"n1": beat("n1", 1)})
+    store.put_heartbeats({"n1": beat("n1", 2, verdict="fault"), "n2": beat("n2", 2)})
     beats = store.heartbeats()
     assert list(beats) == ["n1", "n2"]
     assert beats["n1"]["verdict"] == "fault" and beats["n1"]["received"]
+    assert list(store.heartbeats(["n2", "n9"])) == ["n2"]
+
+
+def beat(node: str, minute: int, verdict: str = "ok", **changes: Any) -> dict[str, Any]:
+    """A heartbeat of that minute."""
+    made = {"node": node, "boot_id": "b1", "time": f"2026-12-02T05:{minute:02}:00.000000Z"}
+    return {**made, "verdict": verdict, **changes}
+
+
+HANGS = [{"name": "nvml", "status": "hang", "seconds": 8.0}]
+
+
+def test_clean_checks_in_a_row_are_counted_within_one_boot_and_on_the_same_gpus(
+    store: Store,
+) -> None:
+    told: list[tuple[dict[str, Any], int]] = [
+        (beat("n1", 1), 1),
+        (beat("n1", 1), 1),  # read again
+        (beat("n1", 2), 2),
+        (beat("n1", 3, verdict="warning"), 0),
+        (beat("n1", 4), 1),
+        (beat("n1", 5, probes=HANGS), 0),
+        (beat("n1", 6), 1),
+        (beat("n1", 7), 2),
+        (beat("n1", 8, boot_id="b2"), 1),
+        (beat("n1", 9, boot_id="b2"), 2),
+        (beat("n1", 10, boot_id="b2", gpus={"0": "GPU-1"}), 1),
+    ]
+    for document, passed in told:
+        store.put_heartbeats({"n1": document})
+        known = store.heartbeats()["n1"]
+        assert known["passed"] == passed, document
+    assert known["passed_since"] == told[-1][0]["time"]
 
 
 def test_small_values_are_kept(tmp_path: Path) -> None:
@@ -376,7 +411,7 @@ def test_no_lookup_reads_more_than_it_returns(
     store.open_decisions()
     store.attempt_decision("c1/12/1/0")
     store.job_decisions("c1", 12, 1001)
-    store.requeues_since("2026")
+    store.commands_since("requeue", "2026")
     store.meta("x")
     for filters in (
         {}, {"node": "n1"}, {"job": 12}, {"user": "ann"}, {"partition": "p"},

@@ -96,7 +96,8 @@ def aggregator(config: Config) -> Iterator[Aggregator]:
 def index(config: Config) -> Iterator[Store]:
     """The index, level with the journal, for reading."""
     from recovery.journal import Journal, JournalError
-    from recovery.store import StoreError, open_store
+    from recovery.store import StoreError
+    from recovery.store_opening import open_store
 
     state = config.controller.state
     if not state.is_dir():

@@ -20,10 +20,12 @@ import json
 import os
 import pwd
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +46,8 @@ READY_SECONDS = 60.0
 """A busy machine is slow; an idle one needs about four seconds for four nodes."""
 
 POLL_SECONDS = 0.05
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Cluster:
@@ -313,14 +317,27 @@ class Cluster:
 
     # Daemons
 
-    def start_node(self, node: str) -> None:
-        """Start the node's slurmd."""
+    def start_node(self, node: str, boot_id: str = "") -> None:
+        """Start the node's slurmd, with a ``boot_id`` of its own where one is given (root only)."""
         argv = [self._programs["slurmd"], "-D", "-N", node, "-f", str(self.layout.slurm_conf)]
+        if boot_id:
+            booted = self.layout.node(node) / "boot_id"
+            booted.write_text(f"{boot_id}\n")
+            mount = f'mount --bind {shlex.quote(str(booted))} {_BOOT_ID} && exec "$@"'
+            argv = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mount, "sh", *argv]
         self._start(node, argv, self.layout.node(node) / "slurmd.err")
 
     def stop_node(self, node: str, signal_number: int = signal.SIGTERM) -> None:
         """Signal the node's slurmd and wait until it has ended; its job steps run on."""
         self._stop(node, signal_number)
+
+    def reboot_node(self, node: str) -> None:
+        """What a node's reboot looks like: slurmd ends, and comes back with another boot id.
+
+        Its hooks see that id in place of the kernel's, which takes root (mount_namespaces(7)).
+        """
+        self.stop_node(node)
+        self.start_node(node, boot_id=str(uuid.uuid4()))
 
     def restart_controller(self, signal_number: int = signal.SIGTERM) -> None:
         """End slurmctld, start it again and wait until it answers."""

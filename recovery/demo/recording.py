@@ -25,7 +25,7 @@ from recovery.demo.teller import Teller
 from recovery.demo.training import Training
 from recovery.journal import Journal
 from recovery.slurm.base import CommandRefused, Job, Node
-from recovery.store import open_store
+from recovery.store_opening import open_store
 from slurm_hooks.record import FaultRecord, new_id, seconds_of, utc
 
 SCHEMA = "recording/v1"

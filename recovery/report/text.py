@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from recovery import concerns, guard
+from recovery import concerns, guard, pausing
+from recovery.controls import Pause
 from recovery.decision import Decision
 from recovery.grants import scope_text, standings
 from recovery.store import Store
@@ -63,7 +65,14 @@ def story(decision: Decision) -> str:
     for answer in decision.nodes:
         lines += _bullet(f"{answer.node}: {answer.verdict}: {answer.reason}")
     lines += _bullet(f"rule {decision.rule}")
-    for title, texts in (("limit", decision.limits), ("considered", decision.considered)):
+    if decision.revises:
+        lines += _bullet(f"in the place of {decision.revises}, for evidence that came late")
+    for title, texts in (
+        ("limit", decision.limits),
+        ("considered", decision.considered),
+        ("would have changed it", decision.would_change),
+        ("limited by", decision.limited_by),
+    ):
         for item in texts:
             lines += _bullet(f"{title}: {item}")
     lines += ["", "Actions"]
@@ -121,6 +130,7 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
             for one in store.breakers().values()
             if one.tripped
         ],
+        "pauses": [asdict(one) for one in store.pauses()],
         "last_pass": store.meta("last_pass"),
         "last_snapshot": store.meta("last_snapshot"),
         "problems": [text for text in (store.meta("problems") or "").split("\n") if text],
@@ -141,6 +151,8 @@ def status(document: Mapping[str, Any]) -> str:
         lines += wrapped("NEEDS YOU   ", said)
     for breaker in document["breakers"]:
         lines += wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
+    for pause in document["pauses"]:
+        lines += wrapped("PAUSED      ", pausing.ordered_by(Pause(**pause)))
     for problem in document["problems"]:
         lines += wrapped("problem     ", problem)
     last = document["last_pass"]

@@ -34,7 +34,8 @@ class Job:
     and ``flags`` the rest (``COMPLETING``, ``REQUEUED``, …). Times are seconds since the epoch, 0
     where Slurm says none. ``exit_code`` and ``signal`` are the batch script's. ``array`` is
     ``6_2``, ``None`` for what is no array task. ``nodes``, ``excluded`` and ``required`` are
-    expanded names.
+    expanded names. ``dependency`` is what is left of the job's own, in Slurm's words
+    (``afterok:11(failed)``); a time limit is 0 where there is none.
     """
 
     id: int
@@ -62,6 +63,10 @@ class Job:
     exit_code: int = 0
     signal: int = 0
     priority: int = 0
+    deadline: int = 0
+    time_limit_seconds: int = 0
+    time_min_seconds: int = 0
+    dependency: str = ""
     array: str | None = None
     het_job_id: int | None = None
     sluid: str | None = None

@@ -164,6 +164,10 @@ def _job(fields: dict[str, Any]) -> Job:
         exit_code=exit_code,
         signal=signal,
         priority=_number(fields["priority"]),
+        deadline=_number(fields.get("deadline")),
+        time_limit_seconds=_number(fields.get("time_limit")) * 60,
+        time_min_seconds=_number(fields.get("time_minimum")) * 60,
+        dependency=_text(fields.get("dependency")),
         array=f"{array_job}_{array_task}" if array_job and array_task is not None else None,
         het_job_id=_number(fields["het_job_id"]) or None,
         # 26.05 has it in an object that names the whole job as a step.

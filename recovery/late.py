@@ -1,0 +1,60 @@
+"""Evidence that comes after the decision: whether it changes the answer, and what is then done.
+
+Pure. A decision of which no command has been sent gives way to a new one (``revises``), and its
+actions end with it, in the same event of the journal. One that was acted on stands, and an addendum
+says what was learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.decision import FINAL_ACTIONS, Decision
+from slurm_hooks.record import FaultRecord
+
+
+def belongs(record: FaultRecord, former: Decision) -> bool:
+    """Whether a record can be evidence of the attempt that ``former`` judged.
+
+    What the next attempt on the same nodes, or another job there, has brought since is not.
+    """
+    job, attempt = record.job, former.attempt
+    if job is None or attempt is None or record.time <= former.time:
+        return True
+    return (job.id, job.restart) == (attempt.job_id, attempt.restart)
+
+
+def same_answer(former: Decision, again: Decision) -> bool:
+    """Whether the evidence amounts to the same.
+
+    That a budget has been used up meanwhile is no evidence, and revises nothing.
+    """
+    if _cause(former) != _cause(again):
+        return False
+    return former.job.verdict == again.job.verdict or former.limits != again.limits
+
+
+def revised(former: Decision, by: Decision) -> Decision:
+    """Return ``former`` as it stands once ``by`` has taken its place."""
+    detail = f"revised by {by.id}: evidence came late"
+    actions = tuple(
+        action
+        if action.state in FINAL_ACTIONS
+        else replace(action, state="abandoned", time=by.time, detail=detail)
+        for action in former.actions
+    )
+    text = f"{by.time[:19]}Z {detail}: {by.cause.summary}"
+    return replace(former, actions=actions, addenda=(*former.addenda, text))
+
+
+def addendum(again: Decision) -> str:
+    """Return in a sentence what late evidence would have made of a decision that was acted on."""
+    nodes = "".join(f", {answer.verdict} {answer.node}" for answer in again.nodes)
+    cause = f"{again.cause.fault_class}, {again.cause.confidence}: {again.cause.summary}"
+    return f"evidence came late and says {cause}; the answer would be {again.job.verdict}{nodes}"
+
+
+def _cause(decision: Decision) -> tuple[object, ...]:
+    nodes = frozenset((answer.node, answer.verdict) for answer in decision.nodes)
+    named = frozenset(item.node for item in decision.cause.implicated)
+    return decision.cause.fault_class, decision.cause.confidence, named, nodes

@@ -1,0 +1,64 @@
+"""Pauses: what a person's order to stop covers. Pure.
+
+    >>> from recovery.controls import Pause
+    >>> ordered = Pause("node", "n3", "new risers", "ann", "2026-12-02T05:31:37.123456Z")
+    >>> ordered_by(ordered)
+    'paused by ann since 2026-12-02T05:31:37Z (node n3): new risers'
+
+A pause stops the next command, also of an action already begun: what Slurm has been told by then
+stays told, and the action ends as ``abandoned``, so that no command comes as a surprise hours
+later. One whose commands have all been sent is still verified. Deciding goes on, and a decision
+made meanwhile is only recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from recovery.controls import Pause
+from recovery.decision import Action, Decision
+from recovery.slurm.base import CommandRefused, Job, Node, SchedulerUnavailable
+
+NODE_ACTIONS = ("drain", "return")
+"""Kinds of action whose target is a node; that of all others is a job."""
+
+
+class Stopped:
+    """A Scheduler (``slurm.base``) by which nothing can be changed and nothing be seen."""
+
+    def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
+        raise SchedulerUnavailable("paused")
+
+    def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
+        raise SchedulerUnavailable("paused")
+
+    def _refuse(self, *_arguments: object, **_named: object) -> None:
+        raise CommandRefused("paused before it could be verified")
+
+    requeue = requeue_hold = start_now = hold = release = set_admin_comment = _refuse
+    drain = undrain = _refuse
+
+
+def refusal(action: Action, decision: Decision, pauses: Iterable[Pause]) -> str:
+    """Return why ``action`` may not go on, or an empty text where no pause covers it."""
+    return next((ordered_by(one) for one in pauses if _covers(one, action, decision)), "")
+
+
+def ordered_by(pause: Pause) -> str:
+    """Return who ordered a pause, since when, of what, and why."""
+    about = f" ({pause.scope} {pause.name})" if pause.name else ""
+    return f"paused by {pause.who} since {pause.time[:19]}Z{about}: {pause.why}"
+
+
+def _covers(pause: Pause, action: Action, decision: Decision) -> bool:
+    if pause.scope == "all":
+        return True
+    if pause.scope == "partition":
+        return pause.name in decision.partition.split(",")
+    if pause.scope == "node":
+        return action.kind in NODE_ACTIONS and action.target == pause.name
+    # An array task is named as itself (6_2), by its own number, or with its whole array (6).
+    if action.kind in NODE_ACTIONS or decision.attempt is None:
+        return False
+    names = {action.target, action.target.partition("_")[0], str(decision.attempt.job_id)}
+    return pause.name in names

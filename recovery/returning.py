@@ -1,0 +1,150 @@
+"""What this toolkit drained comes back once it is mended, and nothing else does. Pure.
+
+A node returns when all of this is so, and each is looked at again just before the command:
+
+- the reason that stands is, to the letter, the one with which we drained it;
+- what mends the fault has been seen: another boot, another GPU in that place, or, where a probe
+  reads the fault from the hardware itself each time, that it is gone;
+- so many clean health checks in a row have followed, within one boot and on the same GPUs.
+
+Where only a person can say that it is mended (a machine check, a cable), only a person returns it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from recovery.decision import Cause, Decision, Implicated, JobAnswer, NodeAnswer
+from recovery.guard import ALREADY, GATE_REASON
+from recovery.slurm.base import Node
+from slurm_hooks.record import new_id, utc
+
+RULE = "return: mended, and clean since"
+
+_BY_BOOT = frozenset(
+    ("reset_node", "reboot_node", "reboot", "reset_gpu", "reload_driver", "restart_app", "none")
+)
+"""Resolutions that a boot contains: every GPU is reset, every driver loaded anew, by it."""
+
+_BY_SIGHT = frozenset(
+    ("reset_gpu", "reload_driver", "end_processes", "make_room", "free_space", "mount", "install",
+     "restart_fabric_manager", "restart_imex", "mend_configuration")
+)  # fmt: skip
+"""Resolutions after which the probe itself shows the fault gone. A GPU asks NVML for a reset until
+it has had one; a line in the kernel's log is read once and says nothing later."""
+
+_READ_EACH_TIME = frozenset(("nvml", "fabric", "host", "storage", "processes"))
+"""Evidence that a probe reads anew at every look, unlike ``kernel_log`` and ``nccl``."""
+
+_WELL = frozenset(("ok", "findings", "skipped"))
+
+
+def clean(heartbeat: Mapping[str, Any]) -> bool:
+    """Whether a health check found nothing at all, and every probe came to its end."""
+    probes = heartbeat.get("probes", ())
+    return heartbeat["verdict"] == "ok" and all(probe["status"] in _WELL for probe in probes)
+
+
+def drain_of(node: Node, decisions: Iterable[Decision]) -> Decision | None:
+    """Return the decision whose verified drain goes with the reason that ``node`` has now.
+
+    It wrote that reason, or it found it there: the node had closed its own gate before.
+    """
+    gated = f"{ALREADY}{node.reason}" if node.reason.startswith(GATE_REASON) else ""
+    for decision in decisions:
+        for action in decision.actions:
+            if (action.kind, action.target, action.state) != ("drain", node.name, "verified"):
+                continue
+            if decision.id in node.reason and action.detail == node.reason:
+                return decision
+            if gated and action.detail == gated:
+                return decision
+    return None
+
+
+def obstacle(
+    node: Node,
+    drains: Sequence[Decision],
+    heartbeat: Mapping[str, Any] | None,
+    checks: int,
+) -> str:
+    """Return why a drained node may not return yet, or an empty text where it may.
+
+    ``drains`` are all decisions that wanted this node drained and that no return has followed, that
+    of the standing reason among them. ``heartbeat`` is the node's last one as ``store`` keeps it;
+    ``checks`` clean ones in a row are asked for.
+    """
+    if not node.drained or not node.reason:
+        return "it is not drained"
+    if node.state in ("DOWN", "UNKNOWN") or "NOT_RESPONDING" in node.flags:
+        return "Slurm does not reach it"
+    if heartbeat is None:
+        return "no health check has been heard of"
+    for decision in drains:
+        for item in _accused(decision, node.name):
+            why = _unmended(item, decision, heartbeat)
+            if why:
+                return why
+    passed = int(heartbeat["passed"])
+    latest = max(decision.time for decision in drains)
+    if passed < checks or heartbeat["passed_since"] <= latest:
+        return f"{passed} clean health checks in a row since it was mended, {checks} are needed"
+    return ""
+
+
+def decision(
+    node: Node, drain: Decision, heartbeat: Mapping[str, Any], now: float, mode: str
+) -> Decision:
+    """Return the decision that ``node``, drained by ``drain``, returns; ``now`` in seconds."""
+    passed = heartbeat["passed"]
+    resolutions = sorted({item.resolution for item in _accused(drain, node.name)} - {""})
+    mended = f"{', '.join(resolutions) or 'what it asked for'} has been seen"
+    summary = f"{node.name} is mended: {mended}, {passed} clean health checks have followed"
+    digest = hashlib.sha256(f"return/{node.name}/{drain.id}".encode()).digest()
+    return Decision(
+        id=new_id(now, digest[:10]),
+        time=utc(now),
+        incident=f"node/{node.name}",
+        attempt=None,
+        cause=Cause("node.mended", "established", summary, fingerprint="node.mended"),
+        job=JobAnswer("leave", "no job is concerned"),
+        nodes=(NodeAnswer(node.name, "return", summary, stands=node.reason),),
+        rule=RULE,
+        mode=mode,
+        partition=",".join(node.partitions),
+        limits=(f"clean health checks since {heartbeat['passed_since']}: {passed}",),
+        considered=(f"{drain.id} had drained it: {drain.cause.summary}",),
+        would_change=(
+            f"another reason than {node.reason!r}, or a finding at its next check, keeps it out",
+        ),
+    )
+
+
+def _accused(decision: Decision, node: str) -> list[Implicated]:
+    return [item for item in decision.cause.implicated if item.node == node]
+
+
+def _unmended(item: Implicated, drain: Decision, heartbeat: Mapping[str, Any]) -> str:
+    """Why one fault of a node does not count as mended, empty where it does."""
+    booted = bool(item.boot_id) and heartbeat["boot_id"] != item.boot_id
+    booted = booted and heartbeat["time"] > drain.time
+    if booted and item.resolution in _BY_BOOT:
+        return ""
+    if item.gpu is not None and item.uuid:
+        gpus = heartbeat.get("gpus") or {}
+        if str(item.gpu) in gpus and item.uuid not in gpus.values():
+            return ""
+    by_sight = item.resolution in _BY_SIGHT and item.source in _READ_EACH_TIME
+    if by_sight and _looked(item.source, heartbeat):
+        return ""
+    if item.resolution in _BY_BOOT:
+        return f"{item.code} asks for {item.resolution}, and it has not booted since"
+    return f"{item.code} asks for {item.resolution or 'a person'}: a person returns it"
+
+
+def _looked(source: str, heartbeat: Mapping[str, Any]) -> bool:
+    """Whether the probe that had seen the fault has looked again, and was not skipped."""
+    probes = heartbeat.get("probes", ())
+    return any(probe["name"] == source and probe["status"] == "ok" for probe in probes)
