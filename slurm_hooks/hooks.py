@@ -143,6 +143,10 @@ def _sense_and_report(hook: str, started: float) -> int:
 
         outcomes = children.wait()
     seen = looking.collect(names, outcomes)
+    if asked := outcomes["errands"].output:
+        from slurm_hooks import deep_check
+
+        seen = deep_check.answered(asked, seen, told, config, states, started + budget - reserve)
     report = record.FaultRecord(
         id=record.new_id(),
         cluster=told.cluster,
@@ -201,15 +205,23 @@ def _spare_prologs(
 
 
 def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> bytes:
-    """Run in a child: what belongs to no probe and is not waited for long."""
+    """Run in a child: what belongs to no probe and is not waited for long.
+
+    Answers, in a health check, with the deep check that is asked for: empty where none is.
+    """
     from slurm_hooks import delivery, task_environment
 
+    asked = b""
     try:
         if told.hook != "health_check":
             task_environment.note(told, config.hooks.run)
+        elif os.path.lexists(config.spool.path / "requests" / told.node):
+            from slurm_hooks import deep_check
+
+            asked = deep_check.wanted(config.spool, told.node)
     finally:
         delivery.forward(config.spool, told, boot_id, until)
-    return b""
+    return asked
 
 
 def _gate(report: FaultRecord, config: Config, until: float, *, is_news: bool) -> int:
@@ -277,7 +289,8 @@ def _what_is_news(
         states = {**states, _MEMORY: judged.memory}
     if gate and report.verdict != "fatal":
         states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
-    news = replace(report, findings=judged.findings) if judged.due else None
+    due = judged.due or any(finding.code.startswith("check.") for finding in report.findings)
+    news = replace(report, findings=judged.findings) if due else None
     return Delivery(news, heartbeat(report), states)
 
 
