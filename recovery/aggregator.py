@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from recovery import actions, gate_slots, guard, incident, policy
 from recovery import cause as causes
 from recovery.acting import Acting
+from recovery.checking import Checking
 from recovery.decision import Action, Attempt, Decision
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
 from recovery.publish import Publisher
-from recovery.slurm.base import Job, Scheduler, SchedulerUnavailable
+from recovery.slurm.base import Job, Node, Scheduler, SchedulerUnavailable
 from recovery.watch import Ready, Watch
 from slurm_hooks import catalog
 from slurm_hooks.config import Config
@@ -69,6 +70,7 @@ class Aggregator:
         self._standings = tuple(guard.standing(g, guard.Agreement()) for g in config.grant)
         self._watch = Watch(config.policy)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
+        self._checking = Checking(config, scheduler, self._ledger.store, self._standings)
         self._sick: dict[str, FaultRecord] = {}
         self._named_jobs: set[int] = set()
         self._said: set[str] = set()
@@ -122,6 +124,7 @@ class Aggregator:
             if ours and record.cluster and record.cluster != ours:
                 continue
             self._watch.note(record)
+            self._checking.note(record)
             if record.job is not None:
                 self._named_jobs.add(record.job.id)
             self._named_jobs.update(f.job_id for f in record.findings if f.job_id is not None)
@@ -138,7 +141,11 @@ class Aggregator:
             self._ledger.store.forget_records(
                 utc(now - self._config.controller.index_days * _DAY_SECONDS)
             )
-            self._count_gate_slots()
+            nodes = self._scheduler.nodes()
+            self._count_gate_slots(nodes)
+            self._checking.look(nodes, now)
+        elif self._checking.answered:
+            self._checking.look(self._scheduler.nodes(), now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
@@ -146,11 +153,10 @@ class Aggregator:
         if self._sick:
             self._judge_nodes(decided)
 
-    def _count_gate_slots(self) -> None:
+    def _count_gate_slots(self, nodes: Mapping[str, Node]) -> None:
         """See how many nodes may gate themselves now, and free the slots of those in service."""
         if not any("gate" in grant.actions for grant in self._config.grant):
             return
-        nodes = self._scheduler.nodes()
         self._gate_slots = guard.gate_slots(self._config.guard, self._standings, nodes.values())
         for node in gate_slots.free(self._config.spool.path, nodes):
             log.info("%s is back in service: its gate slot is free", node)

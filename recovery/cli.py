@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +162,33 @@ def resume(why: str) -> None:
         event = {"type": "breaker", "kind": kind, "tripped": False, "why": f"{who}: {why}"}
         journal.append({"time": utc(), **event})
         click.echo(f"{kind}: closed")
+
+
+@main.command()
+@click.argument("nodes", required=False)
+@click.option("--why", default="", help="What the node is suspected of; stands in its record.")
+@_JSON
+def check(nodes: str | None, why: str, as_json: bool) -> None:
+    """Ask NODES (`n[1-4]`) for a deep check; without NODES, what was asked and answered."""
+    from recovery import commands_check
+    from recovery.slurm.cli import CliScheduler
+    from recovery.slurm.hostlist import HostlistError, expand
+
+    config = _config()
+    try:
+        if nodes is not None:
+            scheduler = CliScheduler(timeout_seconds=config.controller.command_timeout)
+            said = commands_check.ask(config, scheduler, expand(nodes), why)
+            document = {"schema": "checks-asked/v1", "said": said}
+        else:
+            with _store(config) as store:
+                document = commands_check.document(config, store, time.time())
+            said = commands_check.text(document)
+    except HostlistError as error:
+        _fail(str(error), 2)
+    except commands_check.CheckError as error:
+        _fail(str(error), 1)
+    click.echo(json.dumps(document) if as_json else "\n".join(said or ["nothing was asked"]))
 
 
 @main.command()

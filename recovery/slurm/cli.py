@@ -153,6 +153,10 @@ class CliScheduler:
             raise CommandRefused("a drain needs a reason; nothing was sent to Slurm")
         self._change("update", f"nodename={_node_list(nodes)}", "state=drain", f"reason={reason}")
 
+    def set_reason(self, node: str, reason: str) -> None:
+        words = _one_line(reason, REASON_LIMIT)
+        self._change("update", f"nodename={_node_list((node,))}", f"reason={words}")
+
     def undrain(self, nodes: Collection[str]) -> None:
         if nodes:
             self._change("update", f"nodename={_node_list(nodes)}", "state=resume")
