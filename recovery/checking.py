@@ -245,8 +245,11 @@ class Checking:
         )
 
     def _is_checked(self, node: Node, now: float) -> bool:
-        """Whether a verdict has come since the node was taken out, and since it last booted."""
-        since = float(max(node.reason_time, node.boot_time))
+        """Whether a verdict has come since the node was taken out, and since it last booted.
+
+        Slurm cuts its times to the second: what came within that second may have come before.
+        """
+        since = float(max(node.reason_time, node.boot_time)) + 1
         return latest(self._store, node.name, utc(since), utc(now + _DAY_SECONDS)) is not None
 
 

@@ -80,12 +80,14 @@ def read(path: Path, node: str, trusted: Collection[int]) -> Request | None:
     finally:
         if folder >= 0:
             os.close(folder)
-    with open(descriptor, "rb") as source:  # noqa: PTH123 - a descriptor, not a path
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise Unusable(f"{path / FOLDER / node} is not a regular file")
         _insist(found, trusted, f"{path / FOLDER / node}")
-        content = source.read(_LIMIT_BYTES + 1)
+        content = os.read(descriptor, _LIMIT_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > _LIMIT_BYTES:
         raise Unusable(f"{path / FOLDER / node} is larger than {_LIMIT_BYTES} bytes")
     return _understood(content, node)

@@ -153,7 +153,8 @@ class Python:
         self.mood()
         source, self.library = folder / "nccl.c", folder / "libnccl.so.2"
         source.write_text(LIBRARY, encoding="ascii")
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", self.library, source], check=True)
+        build = ["cc", "-shared", "-fPIC", "-o", str(self.library), str(source)]
+        subprocess.run(build, check=True)
         self.scontrol = folder / "scontrol"
         self.says("IDLE+DRAIN")
         self.configure()
@@ -176,7 +177,7 @@ class Python:
     def run_collective(self, size: int, gpus: int = GPUS) -> subprocess.CompletedProcess[str]:
         argv = ["-I", "-m", "slurm_hooks.probes.nccl_collective", str(gpus), str(size)]
         return subprocess.run(
-            [self.program, *argv], capture_output=True, text=True, timeout=60, check=False
+            [str(self.program), *argv], capture_output=True, text=True, timeout=60, check=False
         )
 
     def deep_check(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class Python:
             "SLURMD_NODENAME": self.node.name,
             "SLURM_RECOVERY_CONFIG": str(self.node.config),
         }
-        run = [self.program, "-c", "from slurm_hooks import hooks; hooks.health_check()"]
+        run = [str(self.program), "-c", "from slurm_hooks import hooks; hooks.health_check()"]
         done = subprocess.run(run, env=environ, timeout=90, check=False)
         assert done.returncode == 0
         (record,) = self.node.records()[before:]

@@ -311,10 +311,10 @@ class Cluster:
 
     # Daemons
 
-    def start_node(self, node: str) -> None:
-        """Start the node's slurmd."""
+    def start_node(self, node: str, *options: str) -> None:
+        """Start the node's slurmd; ``-b`` makes it say that the node has rebooted."""
         argv = [self._programs["slurmd"], "-D", "-N", node, "-f", str(self.layout.slurm_conf)]
-        self._start(node, argv, self.layout.node(node) / "slurmd.err")
+        self._start(node, [*argv, *options], self.layout.node(node) / "slurmd.err")
 
     def stop_node(self, node: str, signal_number: int = signal.SIGTERM) -> None:
         """Signal the node's slurmd and wait until it has ended; its job steps run on."""
