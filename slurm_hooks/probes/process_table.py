@@ -41,7 +41,7 @@ class Process:
     ``uids`` are the real, effective and saved ones. ``started`` is in clock ticks since boot: with
     the pid, it names a process for good. ``job`` is the job it belongs to, told ``by`` its cgroup
     or its environment, and ``restart`` the attempt that the environment names. ``gpus`` are minor
-    numbers of the GPUs it has open; of those only the asked user's processes are known.
+    numbers of the GPUs it is on; of those only the asked user's processes are known.
     """
 
     pid: int
