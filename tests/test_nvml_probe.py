@@ -279,6 +279,8 @@ def test_power_cap_and_idle_clocks_are_how_a_gpu_works(node: Node) -> None:
 
 GROWING = [
     ({"pcie_replay": 500}, "gpu.pcie_replays", None),
+    ({"pcie_errors": {"bad_tlp": 500}}, "gpu.pcie_errors", None),
+    ({"pcie_errors": {"fatal": 1}}, "gpu.pcie_errors", None),
     ({"nvlink_errors": {"4": {"replay": 1}}}, "gpu.nvlink_errors", 4),
     ({"nvlink_errors": {"4": {"crc": 1000}}}, "gpu.nvlink_errors", 4),
     ({"nvlink_errors": {"4": {"recovery_failed": 1}}, "arch": 10}, "gpu.nvlink_recovery_failed", 4),
@@ -297,6 +299,12 @@ def test_counters_count_by_their_growth(
     found = node.findings(with_gpu_3(setting, every))
     assert [(f["code"], f["gpu"], f.get("link")) for f in found] == [(code, 3, link)]
     assert node.codes({"count": 8, "every": every}) == [], "a counter that was reset is no growth"
+
+
+def test_a_few_repaired_pcie_errors_are_no_fault(node: Node) -> None:
+    assert node.codes({"count": 8}) == []
+    few = {"bad_tlp": 8, "unsupported_req": 900, "correctable": 900}
+    assert node.codes(with_gpu_3({"pcie_errors": few})) == []
 
 
 def test_what_was_remembered_before_a_reboot_is_forgotten(node: Node) -> None:

@@ -308,6 +308,7 @@ PROBE = Probe(
         "gpu.nvlink_recovery_failed",
         "gpu.nvlinks_missing",
         "gpu.nvml_error",
+        "gpu.pcie_errors",
         "gpu.pcie_generation",
         "gpu.pcie_replays",
         "gpu.pcie_width",
