@@ -219,6 +219,10 @@ def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> b
             from slurm_hooks import deep_check
 
             asked = deep_check.wanted(config.spool, told.node)
+        if told.hook == "prolog" and told.job and told.job.comment:
+            from slurm_hooks import running_jobs
+
+            running_jobs.note(told, config.spool)
     finally:
         delivery.forward(config.spool, told, boot_id, until)
     return asked

@@ -419,6 +419,29 @@ def test_a_gpu_that_slurm_counts_on_and_that_is_absent_is_named(node: Node) -> N
     assert missing["summary"] == "GPU 3 is missing: NVML finds 7 of 8 GPUs"
 
 
+@pytest.mark.usefixtures("slurm")
+def test_a_hook_inside_its_jobs_cgroup_misses_no_gpu_that_it_cannot_see(
+    node: Node, tmp_path: Path
+) -> None:
+    """PrologFlags=RunInJob with ConstrainDevices: NVML shows the job's GPUs, here two of eight."""
+    hidden = {str(minor): {"absent": True} for minor in range(2, 8)}
+    node.environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0-1"}
+    pids = Path("/sys/fs/cgroup/pids")
+    root = pids if pids.is_dir() else pids.parent
+    group = root / f"slurm-{tmp_path.name}-{os.getpid()}" / "job_7"
+    group.mkdir(parents=True)
+    try:
+        (group / "cgroup.procs").write_text(str(node.process.pid))
+        assert node.codes({"count": 8, "gpus": hidden}) == []
+        lost = {**hidden, "1": {"absent": True}}
+        assert node.codes({"count": 8, "gpus": lost}) == ["gpu.missing"]
+    finally:
+        (root / "cgroup.procs").write_text(str(node.process.pid))
+        for folder in (group, group.parent):
+            folder.rmdir()
+    assert set(node.codes({"count": 8, "gpus": hidden})) == {"gpu.missing"}
+
+
 def test_a_health_check_counts_as_the_last_hook_that_knew_slurms_file(
     node: Node, slurm: Path
 ) -> None:

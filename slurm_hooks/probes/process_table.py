@@ -137,6 +137,11 @@ def waits_in(pid: int) -> str:
     return "" if place == "0" else place
 
 
+def runs_in(job: int) -> bool:
+    """Whether this process is in that job's own cgroup, as a hook is with PrologFlags=RunInJob."""
+    return _cgroup_job(_read(os.getpid(), "cgroup")) == job
+
+
 def _process(
     pid: int, parent: int, name: str, state: str, uids: tuple[int, int, int], uid: int
 ) -> Process | None:
