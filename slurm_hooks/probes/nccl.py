@@ -82,7 +82,7 @@ def look(given: Look) -> Seen:
     output = parse(ran.output)
     findings = list(_judge(ran, output, settings, seconds))
     measured = "no bandwidth" if output.busbw is None else f"{output.busbw:.1f} GB/s"
-    by = "nccl4py" if nccl4py else settings.all_reduce_perf
+    by = "nccl4py" if nccl4py else Path(settings.all_reduce_perf).name
     return Seen(tuple(findings), notes={**notes, "collective": f"{gpus} GPUs, {measured}, by {by}"})
 
 
