@@ -17,7 +17,8 @@ or spared by a health check) within twice ``python -c pass``, and all below 45 M
 
 For comparison, gcm's check-nvidia-smi (PyPI: gpucm) looks at the same GPUs through the same
 library, from an environment of its own; where that cannot be installed within a minute, the reason
-is printed instead.
+is printed instead. NHC (mej/nhc) has no row: it is in neither Debian nor PyPI, so its source was
+not at hand.
 """
 
 from __future__ import annotations

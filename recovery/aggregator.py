@@ -26,6 +26,7 @@ from recovery import (
 )
 from recovery import cause as causes
 from recovery.acting import Acting
+from recovery.checking import Checking
 from recovery.decision import Action, Attempt, Cause, Decision
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
@@ -89,6 +90,7 @@ class Aggregator:
         self._watch = Watch(config.policy)
         self._upkeep = Upkeep(config, self._ledger.store, clock)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
+        self._checking = Checking(config, scheduler, self._ledger.store)
         self._sick: dict[str, FaultRecord] = {}
         self._named_jobs: set[int] = set()
         self._said: set[str] = set()
@@ -168,6 +170,7 @@ class Aggregator:
             if ours and record.cluster and record.cluster != ours:
                 continue
             self._watch.note(record)
+            self._checking.note(record)
             if record.job is not None:
                 self._named_jobs.add(record.job.id)
             self._named_jobs.update(f.job_id for f in record.findings if f.job_id is not None)
@@ -188,6 +191,8 @@ class Aggregator:
                 utc(now - self._config.controller.index_days * _DAY_SECONDS)
             )
             self._look_at_nodes(decided)
+        elif self._checking.answered:
+            self._checking.look(self._scheduler.nodes(), self._standings, now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
@@ -201,9 +206,8 @@ class Aggregator:
         """What a full look at the nodes is for: gates, returns, repeat offenders."""
         granted = {action for grant in self._config.grant for action in grant.actions}
         offend = self._upkeep.due()
-        if not (offend or {"gate", "return"} & granted):
-            return
         nodes = self._scheduler.nodes()
+        self._checking.look(nodes, self._standings, self._clock())
         self._upkeep.note_nodes(len(nodes))
         if "gate" in granted:
             self._count_gate_slots(nodes)

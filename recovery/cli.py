@@ -27,6 +27,7 @@ _COMMANDS = {
     "trial": "judging",
     "replay": "rehearsing",
     "drill": "rehearsing",
+    "check": "checks",
     "pause": "control",
     "resume": "control",
     "ack": "control",

@@ -36,7 +36,7 @@ class Stopped:
         raise CommandRefused("paused before it could be verified")
 
     requeue = requeue_hold = start_now = hold = release = set_admin_comment = _refuse
-    drain = undrain = _refuse
+    drain = undrain = set_reason = _refuse
 
 
 def refusal(action: Action, decision: Decision, pauses: Iterable[Pause]) -> str:

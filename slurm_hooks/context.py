@@ -28,7 +28,8 @@ class HookContext:
 
     ``hook`` is ``prolog``, ``epilog``, ``health_check`` or ``task_prolog``. ``work_dir``,
     ``stdout`` and ``stderr`` are the job's, not expanded (``%j`` and the like stand in them), and
-    are None where Slurm does not tell them.
+    are None where Slurm does not tell them. ``deep``: somebody has asked for a thorough look, and
+    the node is drained and idle.
     """
 
     hook: str
@@ -38,6 +39,7 @@ class HookContext:
     work_dir: str | None = None
     stdout: str | None = None
     stderr: str | None = None
+    deep: bool = False
 
     @property
     def output(self) -> str | None:

@@ -71,11 +71,16 @@ class Closed:
 
 @frozen
 class NodeState:
-    """What one ``scontrol show node`` says that matters here."""
+    """What one ``scontrol show node`` says that matters here.
+
+    ``state`` is in Slurm's words (``IDLE+DRAIN``), ``cpus_allocated`` how many jobs have.
+    """
 
     drained: bool
     reason: str
     partitions: tuple[str, ...]
+    state: str = ""
+    cpus_allocated: int = 0
 
 
 def attempt(
@@ -297,10 +302,13 @@ def node_state(scontrol: Scontrol, node: str, seconds: float) -> NodeState:
         raise GateError(f"scontrol does not know node {node}: {output[:200]!r}")
     reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*$", output)
     partitions = re.search(r"\bPartitions=(\S+)", output)
+    allocated = re.search(r"\bCPUAlloc=(\d+)", output)
     return NodeState(
         drained="DRAIN" in state.group(1).upper(),
         reason=reason.group(1) if reason else "",
         partitions=tuple(partitions.group(1).split(",")) if partitions else (),
+        state=state.group(1).upper(),
+        cpus_allocated=int(allocated.group(1)) if allocated else 0,
     )
 
 

@@ -119,7 +119,7 @@ def _sense_and_report(hook: str, started: float, plan: bytes | None) -> int:
     with Children() as children:
         left = max(0.1, started + budget - reserve - time.monotonic())
         looking.start(children, names, told, config, states, left)
-        if hook == "epilog" or not configured.is_planned:
+        if hook != "prolog" or not configured.is_planned:
             seconds = min(left, ERRANDS_SECONDS)
             until = time.monotonic() + seconds * 0.8
             children.start("errands", lambda: _errands(config, told, boot_id, until), seconds)
@@ -130,6 +130,11 @@ def _sense_and_report(hook: str, started: float, plan: bytes | None) -> int:
                 children.start("history", lambda: news.remembered(states), left)
         outcomes = children.wait()
     seen = looking.collect(names, outcomes)
+    if asked := outcomes["errands"].output if "errands" in outcomes else b"":
+        from slurm_hooks import deep_check
+
+        until = started + budget - reserve
+        seen = deep_check.answered(asked, seen, told, config, states, until)
     verdict = "ok"
     if hook != "prolog" or troubles or not seen.is_well:
         memory = outcomes["history"].output if "history" in outcomes else b""
@@ -230,19 +235,27 @@ def _note(
 
 
 def _errands(config: NodeConfig, told: HookContext, boot_id: str, until: float) -> bytes:
-    """Run in a child: what belongs to no probe and is not waited for long."""
+    """Run in a child: what belongs to no probe and is not waited for long.
+
+    Answers, in a health check, with the deep check that is asked for: empty where none is.
+    """
     from slurm_hooks import delivery, task_environment
 
+    asked = b""
     try:
         if told.hook != "health_check":
             task_environment.note(told, config.hooks.run)
+        elif os.path.lexists(config.spool.path / "requests" / told.node):
+            from slurm_hooks import deep_check
+
+            asked = deep_check.wanted(config.spool, told.node)
         if told.hook == "prolog" and told.job and told.job.comment:
             from slurm_hooks import running_jobs
 
             running_jobs.note(told, config.spool)
     finally:
         delivery.forward(config.spool, told, boot_id, until)
-    return b""
+    return asked
 
 
 def _gate(report: FaultRecord, config: NodeConfig, until: float, *, is_news: bool) -> int:

@@ -78,7 +78,8 @@ def what_is_news(
         states = {**states, _MEMORY: judged.memory}
     if gate and report.verdict != "fatal":
         states = {**states, _GATE: {}}  # mended: what is fatal next closes the gate anew
-    news = replace(report, findings=judged.findings) if judged.due else None
+    due = judged.due or any(finding.code.startswith("check.") for finding in report.findings)
+    news = replace(report, findings=judged.findings) if due else None
     return Delivery(news, heartbeat(report, nvml), states)
 
 

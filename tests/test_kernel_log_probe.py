@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import time
@@ -86,6 +87,72 @@ def test_rotation_loses_no_line_and_repeats_none(log: Log, how: str) -> None:
     log.write(FAULT)
     assert log.codes() == ["gpu.fell_off_bus", "gpu.application_fault"]
     assert log.codes() == []
+
+
+@pytest.mark.parametrize("name", ["kern.log.1.gz", "kern.log-20261202.gz", "kern.log-20261202"])
+def test_a_rotated_log_is_read_back_however_it_is_named_and_packed(log: Log, name: str) -> None:
+    log.write("nothing special\n")
+    log.look()
+    log.write(LOST)
+    content = log.path.read_bytes()
+    log.path.unlink()
+    packed = gzip.compress(content) if name.endswith(".gz") else content
+    log.path.with_name(name).write_bytes(packed)
+    log.write(FAULT)
+    assert log.codes() == ["gpu.fell_off_bus", "gpu.application_fault"]
+    assert log.codes() == []
+
+
+def test_two_rotations_between_two_looks_lose_no_line(log: Log) -> None:
+    log.write("nothing special\n")
+    log.look()
+    log.write(LOST)
+    log.path.with_name("kern.log.2.gz").write_bytes(gzip.compress(log.path.read_bytes()))
+    log.path.with_name("kern.log.1").write_text(f"another day\n{FAULT}", encoding="utf-8")
+    os.utime(log.path.with_name("kern.log.2.gz"), (1, 1))
+    log.path.unlink()
+    log.write("a third day\n")
+    assert log.codes() == ["gpu.fell_off_bus", "gpu.application_fault"]
+    assert log.codes() == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "rubbish", "of_another", "fifo", "link", "huge"])
+def test_a_packed_log_that_cannot_be_read_back_is_said_to_be_missing(
+    log: Log, tmp_path: Path, damage: str
+) -> None:
+    log.write("nothing special\n")
+    log.look()
+    log.write(LOST)
+    packed = gzip.compress(log.path.read_bytes())
+    log.path.unlink()
+    older = log.path.with_name("kern.log.1.gz")
+    if damage == "fifo":
+        os.mkfifo(older)
+    elif damage == "link":
+        (tmp_path / "elsewhere").write_bytes(packed)
+        older.symlink_to(tmp_path / "elsewhere")
+    else:
+        contents = {
+            "cut": packed[:-12],
+            "rubbish": b"\x1f\x8b rubbish",
+            "of_another": gzip.compress(b"somebody else's\n" + LOST.encode()),
+            "huge": gzip.compress(bytes(300 << 20), 1),
+        }
+        older.write_bytes(contents[damage])
+    log.write(FAULT)
+    assert log.codes() == ["gpu.application_fault", "kernel_log.lost"]
+
+
+def test_a_flood_in_a_packed_log_is_bounded_and_said(log: Log) -> None:
+    log.write("nothing special\n")
+    log.look()
+    log.write(LOST * 2_000)
+    log.path.with_name("kern.log.1.gz").write_bytes(gzip.compress(log.path.read_bytes()))
+    log.path.unlink()
+    log.write("another day\n")
+    flood, skipped = log.look(max_bytes=20_000).findings
+    assert (flood.code, skipped.code) == ("gpu.fell_off_bus", "kernel_log.skipped")
+    assert 200 < flood.count < 250
 
 
 def test_lines_that_were_rotated_away_unread_are_said_to_be_missing(log: Log) -> None:

@@ -128,7 +128,7 @@ def test_a_healthy_node_is_silent_and_its_notes_say_what_was_measured(bench: Ben
     assert seen.findings == ()
     assert seen.notes["version"] == "2.27.3"
     assert seen.notes["bootstrap"] == "10.0.0.7"
-    assert seen.notes["collective"] == "8 GPUs, 475.1 GB/s"
+    assert seen.notes["collective"] == "8 GPUs, 475.1 GB/s, by all_reduce_perf"
     assert (bench.folder / "argv").read_text().startswith("-b 8G -e 8G -g 8 ")
     assert "NCCL_SOCKET_IFNAME=eth0" in (bench.folder / "env").read_text()
 
@@ -227,7 +227,7 @@ def test_a_flood_is_bounded_and_its_end_is_still_read(bench: Bench) -> None:
     bench.does(f"yes '{'x' * 200}' | head -c 30000000; cat {bench.folder}/text")
     seen = bench.look()
     assert seen.findings == ()
-    assert seen.notes["collective"] == "8 GPUs, 475.1 GB/s"
+    assert seen.notes["collective"] == "8 GPUs, 475.1 GB/s, by all_reduce_perf"
 
 
 def test_a_program_that_leaves_a_daemon_behind_does_not_hold_the_hook(bench: Bench) -> None:

@@ -279,6 +279,8 @@ def test_power_cap_and_idle_clocks_are_how_a_gpu_works(node: Node) -> None:
 
 GROWING = [
     ({"pcie_replay": 500}, "gpu.pcie_replays", None),
+    ({"pcie_errors": {"bad_tlp": 500}}, "gpu.pcie_errors", None),
+    ({"pcie_errors": {"fatal": 1}}, "gpu.pcie_errors", None),
     ({"nvlink_errors": {"4": {"replay": 1}}}, "gpu.nvlink_errors", 4),
     ({"nvlink_errors": {"4": {"crc": 1000}}}, "gpu.nvlink_errors", 4),
     ({"nvlink_errors": {"4": {"recovery_failed": 1}}, "arch": 10}, "gpu.nvlink_recovery_failed", 4),
@@ -297,6 +299,12 @@ def test_counters_count_by_their_growth(
     found = node.findings(with_gpu_3(setting, every))
     assert [(f["code"], f["gpu"], f.get("link")) for f in found] == [(code, 3, link)]
     assert node.codes({"count": 8, "every": every}) == [], "a counter that was reset is no growth"
+
+
+def test_a_few_repaired_pcie_errors_are_no_fault(node: Node) -> None:
+    assert node.codes({"count": 8}) == []
+    few = {"bad_tlp": 8, "unsupported_req": 900, "correctable": 900}
+    assert node.codes(with_gpu_3({"pcie_errors": few})) == []
 
 
 def test_what_was_remembered_before_a_reboot_is_forgotten(node: Node) -> None:
@@ -409,6 +417,29 @@ def test_a_gpu_that_slurm_counts_on_and_that_is_absent_is_named(node: Node) -> N
     assert (missing["code"], missing["severity"]) == ("gpu.missing", "fatal")
     assert (missing["gpu"], missing["pci"]) == (3, "0000:3b:00.0")
     assert missing["summary"] == "GPU 3 is missing: NVML finds 7 of 8 GPUs"
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_hook_inside_its_jobs_cgroup_misses_no_gpu_that_it_cannot_see(
+    node: Node, tmp_path: Path
+) -> None:
+    """PrologFlags=RunInJob with ConstrainDevices: NVML shows the job's GPUs, here two of eight."""
+    hidden = {str(minor): {"absent": True} for minor in range(2, 8)}
+    node.environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0-1"}
+    pids = Path("/sys/fs/cgroup/pids")
+    root = pids if pids.is_dir() else pids.parent
+    group = root / f"slurm-{tmp_path.name}-{os.getpid()}" / "job_7"
+    group.mkdir(parents=True)
+    try:
+        (group / "cgroup.procs").write_text(str(node.process.pid))
+        assert node.codes({"count": 8, "gpus": hidden}) == []
+        lost = {**hidden, "1": {"absent": True}}
+        assert node.codes({"count": 8, "gpus": lost}) == ["gpu.missing"]
+    finally:
+        (root / "cgroup.procs").write_text(str(node.process.pid))
+        for folder in (group, group.parent):
+            folder.rmdir()
+    assert set(node.codes({"count": 8, "gpus": hidden})) == {"gpu.missing"}
 
 
 def test_a_health_check_counts_as_the_last_hook_that_knew_slurms_file(

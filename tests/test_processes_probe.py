@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from recovery.demo import fake_nvml
 from recovery.demo.cluster import Cluster
 from slurm_hooks import spool
 from slurm_hooks.config import Config, ConfigError, load
@@ -89,15 +90,37 @@ class Machine:
         assert daemon.stdout
         assert daemon.stdout.readline() == "task\n"
 
-    def epilog(self, restart: int = 1, **changes: str) -> list[dict[str, Any]]:
+    def mount(self, behind: str, point: str) -> int:
+        """Mount a folder through bindfs in this machine; return the pid of its server."""
+        setup = "[ -e /dev/fuse ] || mknod /dev/fuse c 10 229; mkdir -p $0 $1; exec bindfs -f $0 $1"
+        server = subprocess.Popen([*self._enter(), "sh", "-c", setup, behind, point], text=True)
+        self.started.append(server)
+        deadline = time.monotonic() + 30
+        inside = [*self._enter(), "mountpoint", "-q", point]
+        while subprocess.run(inside, stderr=subprocess.DEVNULL, check=False).returncode:
+            assert time.monotonic() < deadline, "bindfs does not mount"
+        (pid,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        return int(pid)
+
+    def go_on(self) -> None:
+        """Continue what was stopped; nsenter stops with the program that it waits for."""
+        for process in self.started:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            if process.poll() is None:
+                for pid in (*children.read_text(encoding="ascii").split(), str(process.pid)):
+                    os.kill(int(pid), signal.SIGCONT)
+
+    def epilog(
+        self, told: Mapping[str, str] = {}, *, restart: int = 1, **changes: str
+    ) -> list[dict[str, Any]]:
         """Run the epilog of job JOB of ANN, which has failed, and return its findings."""
-        told = {**job(JOB, "1:0"), "SLURM_JOB_UID": str(ANN), **changes}
-        told |= {"SLURM_JOB_RESTART_COUNT": str(restart), "SLURMD_NODENAME": "n1"}
-        told["SLURM_RECOVERY_CONFIG"] = str(self.node.config)
+        environ = {**job(JOB, "1:0"), "SLURM_JOB_UID": str(ANN), **told, **changes}
+        environ |= {"SLURM_JOB_RESTART_COUNT": str(restart), "SLURMD_NODENAME": "n1"}
+        environ["SLURM_RECOVERY_CONFIG"] = str(self.node.config)
         before = len(self.node.records())
         done = subprocess.run(
             [*self._enter(), PROGRAMS / "slurm-hook-epilog"],
-            env=told,
+            env=environ,
             cwd=self.node.root,
             timeout=60,
             check=False,
@@ -133,6 +156,17 @@ def of_job(number: int = JOB, restart: int = 1) -> dict[str, str]:
 
 def codes(findings: list[dict[str, Any]]) -> list[str]:
     return [finding["code"] for finding in findings]
+
+
+def names_below(pid: int) -> list[str]:
+    """The names of a process and of its first descendants."""
+    names = []
+    while True:
+        names.append(Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip())
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        if not children:
+            return names
+        pid = int(children[0])
 
 
 def signal_of(process: subprocess.Popen[str]) -> int:
@@ -245,6 +279,61 @@ def test_a_gpu_that_is_still_held_is_a_fault_of_the_node(machine: Machine) -> No
     held, left = machine.epilog()
     assert (held["code"], held["gpu"], held["severity"]) == ("processes.gpu_held", 2, "fault")
     assert left["code"] == "processes.left_behind"
+
+
+def on_gpu(machine: Machine, pids: dict[str, list[int]], **more: object) -> dict[str, str]:
+    """Let NVML count ``pids`` on GPUs by minor number; return what an epilog is told of that."""
+    folder, state = machine.node.root / "nvml", machine.node.root / "gpus.json"
+    folder.mkdir()
+    library = fake_nvml.build(folder)
+    gpus = {gpu: {"processes": listed} for gpu, listed in pids.items()}
+    fake_nvml.write_state(state, {"count": 4, "minor_order": [3, 2, 1, 0], "gpus": gpus, **more})
+    return dict(fake_nvml.environment(library, state))
+
+
+def pid_inside(process: subprocess.Popen[str]) -> int:
+    """The pid that the process has printed: what it is called inside the machine."""
+    assert process.stdout
+    return int(process.stdout.readline())
+
+
+def test_nvml_tells_of_who_holds_a_gpu_without_having_it_open(machine: Machine) -> None:
+    beside = machine.start(ANN, f"echo $$; {SLEEP}")
+    others = [machine.start(uid, f"echo $$; {SLEEP}", of_job(JOB + 1)) for uid in (BOB, 0)]
+    pids = [pid_inside(process) for process in (beside, *others)]
+    told = on_gpu(machine, {"2": [*pids, 999_999]})
+    (held,) = machine.epilog(told)
+    assert (held["code"], held["gpu"], held["pid"]) == ("processes.gpu_held", 2, pids[0])
+    assert machine.epilog(told, SLURM_JOB_GPUS="0,1") == [], "not a GPU of this job"
+
+
+def test_an_nvml_that_hangs_costs_the_probe_nothing_but_its_answer(machine: Machine) -> None:
+    left = machine.start(ANN, f"echo $$; {SLEEP}", of_job())
+    told = on_gpu(machine, {"2": [pid_inside(left)]}, hang_seconds=60, hang_in="nvmlInit")
+    assert codes(machine.epilog(told)) == ["processes.left_behind"]
+
+
+def test_what_outlives_sigkill_is_told_with_where_it_waits(machine: Machine) -> None:
+    """Like a hard NFS mount: a request that a file system has taken and does not answer.
+
+    One bindfs lies over another that is stopped, so that the upper one waits within the request.
+    """
+    machine.configure(end=True, grace=0.2)
+    lower = machine.mount("/dev/disk", "/dev/lower")
+    machine.mount("/dev/lower", "/dev/upper")
+    os.kill(lower, signal.SIGSTOP)
+    try:
+        stuck = machine.start(ANN, "exec cat /dev/upper/file", of_job())
+        deadline = time.monotonic() + 30
+        while "cat" not in names_below(stuck.pid):
+            assert time.monotonic() < deadline
+        (found,) = machine.epilog()
+        assert (found["code"], found["severity"]) == ("processes.unkillable", "fault")
+        assert "cat, state D" in found["evidence"][0]["text"]
+        assert lives(stuck)
+    finally:
+        machine.go_on()
+    stuck.wait(30)
 
 
 def test_a_gpu_held_by_no_job_is_told_and_its_holder_never_ended(machine: Machine) -> None:

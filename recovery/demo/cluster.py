@@ -317,9 +317,13 @@ class Cluster:
 
     # Daemons
 
-    def start_node(self, node: str, boot_id: str = "") -> None:
-        """Start the node's slurmd, with a ``boot_id`` of its own where one is given (root only)."""
-        argv = [self._programs["slurmd"], "-D", "-N", node, "-f", str(self.layout.slurm_conf)]
+    def start_node(self, node: str, *options: str, boot_id: str = "") -> None:
+        """Start the node's slurmd; ``-b`` makes it say that the node has rebooted.
+
+        With ``boot_id`` it has one of its own (root only).
+        """
+        conf = str(self.layout.slurm_conf)
+        argv = [self._programs["slurmd"], "-D", "-N", node, "-f", conf, *options]
         if boot_id:
             booted = self.layout.node(node) / "boot_id"
             booted.write_text(f"{boot_id}\n")

@@ -50,6 +50,8 @@ and for a GPU (``hang_*``, ``crash*`` and ``errors`` as above):
 ``temperature, temperature_margin, temperature_[shutdown|slowdown|mem_max|gpu_max]``
                             degrees Celsius
 ``utilization``             percent
+``processes, processes_graphics``
+                            pids that compute or draw on it, as a list
 ``pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, pcie_replay``
                             numbers; ``pcie_errors`` by name, such as ``{"fatal": 1}``
 ``nvlinks, nvlink_down``    how many links; which of them are down, as a list

@@ -52,6 +52,27 @@ int nvmlDeviceGetUtilizationRates(Device *device, Utilization *out) {
     return leave(SUCCESS);
 }
 
+/* ---- Processes ---- */
+
+typedef struct { uint pid; ull memory; uint instance, compute_instance; } ProcessInfo;
+
+static int processes(const char *function, Device *device, const char *key, uint *count, ProcessInfo *out) {
+    int code = enter_device(function, device);
+    if (code) return leave(code);
+    const Json *node = setting(device, key);
+    uint room = *count, found = 0;
+    for (node = node && node->kind == JSON_LIST ? node->child : NULL; node; node = node->next, ++found)
+        if (out && found < room) out[found] = (ProcessInfo){(uint)node->number, 1ull << 30, ~0u, ~0u};
+    *count = found;
+    return leave(found > (out ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS);
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, uint *count, ProcessInfo *out) {
+    return processes(__func__, device, "processes", count, out);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Device *device, uint *count, ProcessInfo *out) {
+    return processes(__func__, device, "processes_graphics", count, out);
+}
+
 /* ---- Temperature ---- */
 
 typedef struct { uint version, sensor; int celsius; } Temperature;

@@ -129,6 +129,10 @@ class RecordedScheduler:
         """Refuse."""
         self._refuse("drain")
 
+    def set_reason(self, node: str, reason: str) -> None:
+        """Refuse."""
+        self._refuse("update of the node")
+
     def undrain(self, nodes: Collection[str]) -> None:
         """Refuse."""
         self._refuse("resume")

@@ -157,5 +157,8 @@ class Scheduler(Protocol):
     def drain(self, nodes: Collection[str], reason: str) -> None:
         """Drain nodes; this overwrites a standing reason, so read before."""
 
+    def set_reason(self, node: str, reason: str) -> None:
+        """Replace the reason of a node that is drained or down, and nothing else of it."""
+
     def undrain(self, nodes: Collection[str]) -> None:
         """Return drained nodes to service (scontrol's ``state=resume``)."""

@@ -140,6 +140,10 @@ class CliScheduler:
             "update", f"nodename={checked_nodes(nodes)}", "state=drain", f"reason={reason}"
         )
 
+    def set_reason(self, node: str, reason: str) -> None:
+        words = one_line(reason, REASON_LIMIT)
+        self._change("update", f"nodename={checked_nodes((node,))}", f"reason={words}")
+
     def undrain(self, nodes: Collection[str]) -> None:
         if nodes:
             self._change("update", f"nodename={checked_nodes(nodes)}", "state=resume")

@@ -136,6 +136,9 @@ class RestScheduler:
             raise CommandRefused("a drain needs a reason; nothing was sent to Slurm")
         self._nodes("drain", nodes, {"state": ["DRAIN"], "reason": reason})
 
+    def set_reason(self, node: str, reason: str) -> None:
+        self._nodes("update", (node,), {"reason": one_line(reason, REASON_LIMIT)})
+
     def undrain(self, nodes: Collection[str]) -> None:
         if nodes:
             self._nodes("resume", nodes, {"state": ["RESUME"]})

@@ -2,7 +2,8 @@
 
 A cursor is the file's device and inode, the offset of the first byte not yet read, and a digest of
 the file's first bytes: a file that was cut and filled again keeps its inode (logrotate's
-``copytruncate``). What was left unread in the old file is looked for in ``<path>.1``.
+``copytruncate``). What was left unread is looked for in what logrotate makes of the old file:
+``<path>.1``, ``<path>.2.gz``, ``<path>-20261202`` and the like, whichever begins as it did.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from slurm_hooks.frozen import frozen
 
 _HEAD_BYTES = 256
 """How much of a file's beginning tells it from its successor; a log's first line has its time."""
+
+_ROTATED_LIMIT = 4
+"""How many rotated logs are looked at for what was left unread, the newest first."""
+
+_UNPACKED_BYTES = 256 << 20
+"""Most bytes unpacked of one compressed log; a second's work."""
 
 _LINE_BYTES = 8192
 """A line longer than this without its end is passed over, so that it cannot stop the cursor."""
@@ -112,21 +119,108 @@ def _continues(descriptor: int, status: os.stat_result, cursor: Mapping[str, Any
 def _rest_of_rotated(
     path: str, cursor: Mapping[str, Any], max_bytes: int
 ) -> tuple[list[tuple[str, bytes]], int, bool]:
-    """Lines after the cursor in ``<path>.1``, bytes skipped, and whether that was the same log."""
+    """Lines after the cursor in rotated logs, bytes skipped, and whether that log was there.
+
+    Between it and the log of today may lie others, of which nothing has been read.
+    """
     if not cursor["offset"]:
         return [], 0, True
+    newer: list[tuple[list[tuple[str, bytes]], int]] = []
+    for older in _rotated(path):
+        try:
+            descriptor = open_log(older)
+        except OSError:
+            continue
+        try:
+            status = os.fstat(descriptor)
+            if not is_plain_log(status):
+                continue
+            read = _read_gzip if older.endswith(".gz") else _read_plain
+            rest = read(descriptor, status, cursor, max_bytes)
+            if rest is not None:
+                parts = [rest, *reversed(newer)]
+                return [one for part in parts for one in part[0]], sum(p[1] for p in parts), True
+            whole = read(descriptor, status, None, max_bytes)
+            newer += [whole] if whole else []
+        finally:
+            os.close(descriptor)
+    return [], 0, False
+
+
+def _rotated(path: str) -> list[str]:
+    """What may have become of ``path``, the newest first."""
+    folder, name = os.path.split(path)
     try:
-        descriptor = open_log(f"{path}.1")
+        entries = [
+            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
+            for entry in os.scandir(folder or ".")
+            if entry.name.startswith((f"{name}.", f"{name}-"))
+        ]
     except OSError:
-        return [], 0, False
+        return []
+    return [found for _, found in sorted(entries, reverse=True)[:_ROTATED_LIMIT]]
+
+
+_Lines = tuple[list[tuple[str, bytes]], int]
+
+
+def _read_plain(
+    descriptor: int, status: os.stat_result, cursor: Mapping[str, Any] | None, max_bytes: int
+) -> _Lines | None:
+    """The lines after ``cursor`` (None: all) and bytes skipped; None if it is another file's."""
+    if cursor is not None and not _continues(descriptor, status, cursor):
+        return None
+    offset = cursor["offset"] if cursor is not None else 0
+    _, lines, skipped = _read_lines(descriptor, status, offset, max_bytes)
+    return lines, skipped
+
+
+def _read_gzip(
+    descriptor: int, status: os.stat_result, cursor: Mapping[str, Any] | None, max_bytes: int
+) -> _Lines | None:
+    """The same of a compressed file, of which no more is unpacked than a limit."""
+    import gzip  # only where a log was rotated under the cursor
+    import hashlib
+
+    offset = cursor["offset"] if cursor is not None else 0
+    head = cursor["head_bytes"] if cursor is not None else 0
+    beginning, kept, tail, at = bytearray(), bytearray(), bytearray(), 0
+    half = max_bytes // 2
     try:
-        status = os.fstat(descriptor)
-        if not is_plain_log(status) or not _continues(descriptor, status, cursor):
-            return [], 0, False
-        _, lines, skipped = _read_lines(descriptor, status, cursor["offset"], max_bytes)
-        return lines, skipped, True
-    finally:
-        os.close(descriptor)
+        with os.fdopen(os.dup(descriptor), "rb") as raw, gzip.GzipFile(fileobj=raw) as log:
+            while at < _UNPACKED_BYTES and (chunk := log.read(1 << 16)):
+                beginning += chunk[: head - len(beginning)]
+                at += len(chunk)
+                fresh = chunk[max(0, len(chunk) - (at - offset)) :] if at > offset else b""
+                room = half - len(kept)
+                kept += fresh[:room]
+                tail += fresh[room:]
+                del tail[: -half or None]
+    except (OSError, EOFError, zlib.error):
+        return None
+    if cursor is not None:
+        same = hashlib.sha256(beginning).hexdigest() == cursor["head"]
+        if at < offset or not same:
+            return None
+    skipped = max(0, at - offset - len(kept) - len(tail))
+    lines = _numbered(bytes(kept), offset, status)
+    if skipped:
+        cut = tail.find(b"\n") + 1
+        skipped += cut
+        del tail[:cut]
+        lines += _numbered(bytes(tail), at - len(tail), status)
+    else:
+        lines = _numbered(bytes(kept + tail), offset, status)
+    return lines, skipped
+
+
+def _numbered(block: bytes, at: int, status: os.stat_result) -> list[tuple[str, bytes]]:
+    """The complete lines of a block that begins at ``at``, each with its key."""
+    lines = []
+    for line in block.split(b"\n")[:-1]:
+        lines.append((f"{status.st_ino}:{at}:{zlib.crc32(line):08x}", line.rstrip(b"\r")))
+        at += len(line) + 1
+    return lines
 
 
 def _read_lines(

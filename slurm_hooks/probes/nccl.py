@@ -1,13 +1,16 @@
 """The NCCL probe: does the library start, and does a collective over this node's GPUs go well?
 
-Off by default. The cheap part loads libnccl and lets it open its bootstrap socket. The deep part
-runs the all_reduce_perf that the configuration names, and only in the prolog or epilog of a job
-that has every GPU of the node: nobody else's work is slowed, and no GPU is touched that is not the
-job's. Correct results come first; bandwidth is held against a floor (``catalog/nccl_floors.toml``).
+Off by default. The cheap part loads libnccl and lets it open its bootstrap socket. The deep part is
+an all-reduce through NVIDIA's nccl4py where that is installed beside these hooks
+(``nccl_collective``), else by the all_reduce_perf that the configuration names. It runs only in the
+prolog or epilog of a job that has every GPU of the node, or in a deep check of a node that is
+drained and idle: nobody's work is slowed, and no GPU is touched that is somebody else's. Correct
+results come first; bandwidth is held against a floor (``catalog/nccl_floors.toml``).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -18,7 +21,7 @@ from typing import Any
 
 from slurm_hooks import catalog, gres
 from slurm_hooks.probe_config import NcclProbe
-from slurm_hooks.probes import Look, Probe, Seen
+from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.probes.nccl_run import Ran, bootstrap, refusal, run
 from slurm_hooks.probes.nccl_tests_output import Output, parse
 from slurm_hooks.record import Evidence, Finding
@@ -36,33 +39,51 @@ _RESERVE_SECONDS = 0.5
 _BUDGET_SHARE = 0.6
 """What of a hook's budget this probe counts on: delivery has the rest."""
 
+_LEAST_SECONDS = 10.0
+"""What a collective needs at least, in a deep check: NCCL connects eight GPUs in some seconds."""
+
+_COLLECTIVE = "slurm_hooks.probes.nccl_collective"
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TAIL_CHARACTERS = 1500
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def look(given: Look) -> Seen:
-    """Return what NCCL's start and, where it may be run, its collective show."""
+    """Return what NCCL's start and, where it may be run, its collective show.
+
+    Raises:
+        Skipped: a deep check of a node that has no GPUs, or no NCCL that anybody asked for.
+    """
     started = time.monotonic()
     settings = given.config.probes.nccl
+    nccl4py = _nccl4py()
+    gpus, why_not = _gpus_to_use(given)
+    if given.context.deep and not gpus:
+        raise Skipped(why_not)
     findings, notes = _start(settings)
-    if findings or not settings.all_reduce_perf:
+    codes = [finding.code for finding in findings]
+    asked_for = bool(settings.hooks or settings.all_reduce_perf or nccl4py)
+    if given.context.deep and not asked_for and codes == ["nccl.library_missing"]:
+        raise Skipped(f"nobody has configured NCCL here: {findings[0].summary}")
+    if findings or not (nccl4py or settings.all_reduce_perf):
         return Seen(tuple(findings), notes=notes)
-    gpus, why = _exclusive_gpus(given)
     if not gpus:
-        return Seen(notes={**notes, "collective": f"not run: {why}"})
-    why = _why_not_run(given, settings)
-    if why:
-        return Seen((catalog.finding("nccl.not_run", details={"why": why}),), notes=notes)
-    seconds = settings.deadline - _RESERVE_SECONDS - (time.monotonic() - started)
+        return Seen(notes={**notes, "collective": f"not run: {why_not}"})
+    seconds = _seconds(given) - _RESERVE_SECONDS - (time.monotonic() - started)
+    why_not = refusal(nccl4py or Path(settings.all_reduce_perf)) or _too_short(given, seconds)
+    if why_not:
+        return Seen((catalog.finding("nccl.not_run", details={"why": why_not}),), notes=notes)
+    argv = _nccl4py_argv(settings, gpus) if nccl4py else _argv(settings, gpus)
     try:
-        ran = run(_argv(settings, gpus), _environment(settings), seconds)
+        ran = run(argv, _environment(settings), seconds)
     except OSError as error:
-        why = f"{settings.all_reduce_perf}: {error.strerror}"
+        why = f"{argv[0]}: {error.strerror}"
         return Seen((catalog.finding("nccl.not_run", details={"why": why}),), notes=notes)
     output = parse(ran.output)
     findings = list(_judge(ran, output, settings, seconds))
     measured = "no bandwidth" if output.busbw is None else f"{output.busbw:.1f} GB/s"
-    return Seen(tuple(findings), notes={**notes, "collective": f"{gpus} GPUs, {measured}"})
+    by = "nccl4py" if nccl4py else Path(settings.all_reduce_perf).name
+    return Seen(tuple(findings), notes={**notes, "collective": f"{gpus} GPUs, {measured}, by {by}"})
 
 
 def _start(settings: NcclProbe) -> tuple[list[Finding], dict[str, Any]]:
@@ -87,32 +108,51 @@ def _start(settings: NcclProbe) -> tuple[list[Finding], dict[str, Any]]:
     return [], {"version": answer["version"], "bootstrap": answer["address"] or "no IP address"}
 
 
-def _exclusive_gpus(given: Look) -> tuple[int, str]:
+def _nccl4py() -> Path | None:
+    """Where nccl4py lies in this Python, which has not loaded it; None where it is not."""
+    try:
+        found = importlib.util.find_spec("nccl.core")
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin) if found and found.origin else None
+
+
+def _gpus_to_use(given: Look) -> tuple[int, str]:
     """How many GPUs the collective may use; 0, and why, where it must not run."""
     job, hook = given.context.job, given.context.hook
-    if hook not in ("prolog", "epilog") or job is None:
-        return 0, "only the prolog or epilog of a job may use GPUs"
+    if not given.context.deep and (hook not in ("prolog", "epilog") or job is None):
+        return 0, "only the prolog or epilog of a job, or a deep check, may use GPUs"
     wanted = given.config.probes.nvml.expect_gpus
     if isinstance(wanted, int):
         configured: gres.ConfiguredGpus | None = gres.ConfiguredGpus(wanted)
     else:
-        configured = gres.find(given.context.node, os.environ.get("SLURM_CONF"))
+        slurm_conf = os.environ.get("SLURM_CONF") or given.config.hooks.slurm_conf or None
+        configured = gres.find(given.context.node, slurm_conf)
     if configured is None or not configured.count:
         return 0, "nobody says how many GPUs this node has"
+    if given.context.deep or job is None:
+        return configured.count, ""
     held = set(job.gpus)
     if len(held) != configured.count or not held.issuperset(configured.minors):
         return 0, f"the job has {len(held)} of this node's {configured.count} GPUs"
     return len(held), ""
 
 
-def _why_not_run(given: Look, settings: NcclProbe) -> str:
-    why = refusal(Path(settings.all_reduce_perf))
-    if why:
-        return why
-    hook = given.context.hook
+def _seconds(given: Look) -> float:
+    """How long this probe may take; a deep check gives it what its hook has."""
+    settings = given.config.probes.nccl
+    if not given.context.deep:
+        return settings.deadline
+    return min(settings.deadline, given.config.hooks.budget.health_check * _BUDGET_SHARE)
+
+
+def _too_short(given: Look, seconds: float) -> str:
+    """Why there is no time for a collective: cut short, a healthy one would be told as a hang."""
+    settings, hook = given.config.probes.nccl, given.context.hook
     budget = getattr(given.config.hooks.budget, hook)
+    if given.context.deep:
+        return "" if seconds >= _LEAST_SECONDS else f"hooks.budget.{hook} is only {budget:g} s"
     if budget * _BUDGET_SHARE < settings.deadline:
-        # Cut short, a healthy collective would be told as one that hangs.
         return (
             f"probes.nccl.deadline is {settings.deadline:g} s and hooks.budget.{hook} only "
             f"{budget:g} s: it needs {settings.deadline / _BUDGET_SHARE:.0f} s"
@@ -123,6 +163,11 @@ def _why_not_run(given: Look, settings: NcclProbe) -> str:
 def _argv(settings: NcclProbe, gpus: int) -> list[str]:
     sizes = ["-b", settings.size, "-e", settings.size]
     return [settings.all_reduce_perf, *sizes, "-g", str(gpus), "-n", "20", "-w", "5", "-c", "1"]
+
+
+def _nccl4py_argv(settings: NcclProbe, gpus: int) -> list[str]:
+    size = int(settings.size[:-1]) * _UNITS[settings.size[-1]]
+    return [sys.executable, "-I", "-m", _COLLECTIVE, str(gpus), str(size)]
 
 
 def _environment(settings: NcclProbe) -> dict[str, str]:
@@ -205,7 +250,7 @@ def _finding(code: str, why: str, output: str = "") -> Finding:
 PROBE = Probe(
     name="nccl",
     look=look,
-    needs="libnccl; for the collective an all_reduce_perf and a job that has all GPUs",
+    needs="libnccl; for the collective nccl4py or all_reduce_perf, and all GPUs of the node",
     cost="tens of milliseconds; the collective some 10 to 30 s and 24 GiB of each GPU",
     codes=(
         "nccl.bootstrap_failed",

@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_NOT_TAKEN = "N/A"
+"""What stands for a count of wrong values or a bandwidth that was not taken."""
+
 _ERRORS_LIMIT = 16
 _LINE_CHARACTERS = 300
 
@@ -139,7 +142,7 @@ def _row(columns: Sequence[str], words: Sequence[str]) -> Row | None:
     if len(words) < len(columns) or not words[0].isdigit():
         return None
     cells = list(zip(columns, words, strict=False))
-    bandwidths = [_float(word) for name, word in cells if name == "busbw"]
+    bandwidths = [_float(word) for name, word in cells if name == "busbw" and word != _NOT_TAKEN]
     if None in bandwidths:
         return None
     wrong = [_float(word) for name, word in cells if name in ("#wrong", "wrong")]

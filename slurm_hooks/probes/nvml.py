@@ -84,6 +84,9 @@ def look(look: Look) -> Seen:
     findings += judge.links_missing(readings)
     devices = tuple(reading.device for reading in readings)
     mig = any(reading.mig_mode and reading.mig_mode[0] for reading in readings)
+    if expected and job and expected.count > len(devices) and _runs_in(job.id):
+        # Constrained to the job's devices, NVML shows no others (cgroup.conf, ConstrainDevices).
+        expected = gres.ConfiguredGpus(len(job.gpus), job.gpus)
     if expected and not mig:  # for Slurm each MIG instance is a GPU
         findings += _missing(judge, devices, expected, remembered)
     known = {device.minor: device for device in (*remembered, *devices) if device.minor is not None}
@@ -224,6 +227,12 @@ def _read_all(
     return readings, learned
 
 
+def _runs_in(job: int) -> bool:
+    from slurm_hooks.probes.process_table import runs_in  # where a GPU seems to be missing
+
+    return runs_in(job)
+
+
 def _missing(
     judge: Judge,
     devices: Sequence[Device],
@@ -308,6 +317,7 @@ PROBE = Probe(
         "gpu.nvlink_recovery_failed",
         "gpu.nvlinks_missing",
         "gpu.nvml_error",
+        "gpu.pcie_errors",
         "gpu.pcie_generation",
         "gpu.pcie_replays",
         "gpu.pcie_width",

@@ -33,7 +33,8 @@ _SRAM_AGGREGATE_LIMIT = 4
 """Lifetime uncorrectable SRAM errors beyond which operators ask for a replacement."""
 
 _REPLAYS_PER_MINUTE = 8
-"""PCIe replays that DCGM's health watch calls too many."""
+"""PCIe replays that DCGM's health watch calls too many; of the other errors of a link's signal that
+nobody has set a limit for, the same."""
 
 _CRC_PER_MINUTE = 100
 """Link CRC errors below this are noise: each is repaired by a replay."""
@@ -249,6 +250,16 @@ def _pcie(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) -> 
             yield judge.finding(
                 "gpu.pcie_replays", device, seen, reading.pcie_replays, number=grown
             )
+    many = {}
+    for name, value in reading.pcie_errors.items():
+        grown, minutes = memory.grown(device, f"pcie {name}", value)
+        noise = 0 if "fatal" in name else _REPLAYS_PER_MINUTE * max(1.0, minutes)
+        if grown > noise:
+            many[name] = grown
+    if many:
+        told = ", ".join(f"{number} {name}" for name, number in many.items())
+        total = sum(reading.pcie_errors[name] for name in many)
+        yield judge.finding("gpu.pcie_errors", device, f"more since: {told}", total, told=told)
 
 
 def _links(judge: Judge, reading: Reading, memory: Memory, config: NvmlProbe) -> Iterator[Finding]:

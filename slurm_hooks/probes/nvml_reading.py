@@ -33,6 +33,20 @@ _LINK_UP = frozenset({1, 2})
 _COUNTERS = {"replay": 161, "recovery": 162, "crc": 163}
 _COUNTERS_NVLINK5 = {"recovery": 213, "recovery_failed": 214, "integrity": 211, "rcv": 208}
 
+_PCIE_ERRORS = {
+    "NAKs received": 174,
+    "receiver errors": 175,
+    "bad TLPs": 176,
+    "NAKs sent": 177,
+    "bad DLLPs": 178,
+    "non-fatal errors": 179,
+    "fatal errors": 180,
+    "LCRC errors": 182,
+    "lane errors": 183,
+}
+"""NVML_FI_DEV_PCIE_COUNT_*: 173 is the sum of the correctable ones, 181 counts requests that a
+device does not support, which is a question of software."""
+
 MAX_LINKS = 36
 """NVML_NVLINK_MAX_LINKS."""
 
@@ -91,6 +105,7 @@ class Reading:
     pcie_width: tuple[int, int] | None = None
     pcie_generation: tuple[int, int] | None = None
     pcie_replays: int | None = None
+    pcie_errors: Mapping[str, int] = field(default_factory=dict)
     utilization: int | None = None
     links_up: Mapping[int, bool] = field(default_factory=dict)
     link_counters: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -183,7 +198,11 @@ def slow_reasons(gpu: Gpu) -> int | None:
 
 
 def _condition(gpu: Gpu, answers: dict[str, Any]) -> None:
-    fields = gpu.fields([(_RECOVERY_ACTION, 0), (_LINK_COUNT, 0), (_SLOWDOWN_LIMIT, 0)])
+    wanted = (_RECOVERY_ACTION, _LINK_COUNT, _SLOWDOWN_LIMIT, *_PCIE_ERRORS.values())
+    fields = gpu.fields([(number, 0) for number in wanted])
+    answers["pcie_errors"] = {
+        name: fields[number, 0] for name, number in _PCIE_ERRORS.items() if (number, 0) in fields
+    }
     answers["recovery_action"] = fields.get((_RECOVERY_ACTION, 0))
     _temperature(gpu, answers, fields.get((_SLOWDOWN_LIMIT, 0)))
     answers["links_up"] = dict.fromkeys(range(fields.get((_LINK_COUNT, 0), 0)), True)
@@ -274,7 +293,7 @@ def _links(gpu: Gpu, answers: dict[str, Any]) -> None:
 
 def _fabric(gpu: Gpu) -> Fabric | None:
     # The second name is version 2 in every nvidia-ml-py. Its layout is wrong before 12.570 (80
-    # bytes of UUID for 16), where the state then reads 0, "not supported".
+    # bytes of UUID for 16; 12.560.30 and 12.570.86 compared), hence setup.cfg's lower bound.
     for kind in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfoV_t"):
         structure = getattr(gpu.nvml, kind, None)
         info = structure() if structure else None

@@ -41,7 +41,7 @@ class Process:
     ``uids`` are the real, effective and saved ones. ``started`` is in clock ticks since boot: with
     the pid, it names a process for good. ``job`` is the job it belongs to, told ``by`` its cgroup
     or its environment, and ``restart`` the attempt that the environment names. ``gpus`` are minor
-    numbers of the GPUs it has open; of those only the asked user's processes are known.
+    numbers of the GPUs it is on; of those only the asked user's processes are known.
     """
 
     pid: int
@@ -135,6 +135,11 @@ def waits_in(pid: int) -> str:
     """Return the kernel function that a process waits in, empty where that is not readable."""
     place = _read(pid, "wchan").strip()
     return "" if place == "0" else place
+
+
+def runs_in(job: int) -> bool:
+    """Whether this process is in that job's own cgroup, as a hook is with PrologFlags=RunInJob."""
+    return _cgroup_job(_read(os.getpid(), "cgroup")) == job
 
 
 def _process(

@@ -12,11 +12,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from slurm_hooks import catalog
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
+from slurm_hooks.probes.nvml_processes import gpus_by_pid
 from slurm_hooks.probes.process_table import FIRST_USER_UID, Process, Table, survey, waits_in
 from slurm_hooks.record import Evidence, Finding, RecordJob
 
@@ -26,6 +28,9 @@ _NAMES_LIMIT = 4
 _JOBS_LIMIT = 16
 _KILL_SECONDS = 1.0
 """How long a process that was sent SIGKILL may take to be gone."""
+
+_NVML_SECONDS = 2.0
+"""Time for asking NVML who is on the GPUs; a healthy one takes tens of milliseconds."""
 
 _MORE_ROUNDS = 2
 """How often what was started while others were ended is looked for again, without a grace."""
@@ -44,6 +49,10 @@ def look(given: Look) -> Seen:
     if job.uid < FIRST_USER_UID:
         raise Skipped(f"uid {job.uid} is a system user's, whose processes are left alone")
     table = survey(job.uid)
+    on_gpus: Mapping[int, tuple[int, ...]] = {}
+    if any(job.uid in process.uids for process in table.processes):
+        on_gpus = gpus_by_pid(job.gpus, min(_NVML_SECONDS, settings.deadline / 4))
+        table = _with_gpus(table, job, on_gpus)
     left, loose = _left_by(job, table), _loose_on_gpus(job, table)
     why_not = _why_not_end(job, table)
     findings: list[Finding] = []
@@ -51,7 +60,7 @@ def look(given: Look) -> Seen:
         found = left
         for grace in (settings.grace, *(0.0,) * _MORE_ROUNDS):
             stayed, why_not = _end(job, left, grace)
-            left = _left_by(job, survey(job.uid))
+            left = _left_after(job, _with_gpus(survey(job.uid), job, on_gpus), stayed)
             if why_not or all(_same(process, stayed) for process in left):
                 break  # else some were started meanwhile
         gone = [process for process in found if not _same(process, left)]
@@ -64,6 +73,17 @@ def look(given: Look) -> Seen:
         findings += _held([*left, *loose], job)
     findings += _told("processes.left_behind", job, left, f" ({why_not})" if why_not else "")
     return Seen(tuple(findings), notes={"left": len(left), "other_jobs": _others(job, table)})
+
+
+def _with_gpus(table: Table, job: RecordJob, on_gpus: Mapping[int, tuple[int, ...]]) -> Table:
+    """The table with what NVML says of the user's processes; of others nothing is looked at."""
+    known = tuple(
+        replace(process, gpus=tuple(sorted({*process.gpus, *on_gpus[process.pid]})))
+        if process.pid in on_gpus and job.uid in process.uids
+        else process
+        for process in table.processes
+    )
+    return replace(table, processes=known)
 
 
 def _left_by(job: RecordJob, table: Table) -> list[Process]:
@@ -81,8 +101,22 @@ def _left_by(job: RecordJob, table: Table) -> list[Process]:
     ]
 
 
+def _left_after(job: RecordJob, table: Table, stayed: Sequence[Process]) -> list[Process]:
+    """What is left once some were ended; ``stayed`` are those that were still there then.
+
+    One in state D is not asked for its environment again: that it was the job's is known.
+    """
+    left = _left_by(job, table)
+    now = {(process.pid, process.started): process for process in table.processes}
+    for process in stayed:
+        found = now.get((process.pid, process.started))
+        if found and not _same(found, left):
+            left.append(replace(process, state=found.state))
+    return left
+
+
 def _loose_on_gpus(job: RecordJob, table: Table) -> list[Process]:
-    """The user's processes of no job at all that have one of the job's GPUs open."""
+    """The user's processes of no job at all that are on one of the job's GPUs."""
     return [
         process
         for process in table.processes
@@ -196,7 +230,7 @@ def _evidence(process: Process) -> Evidence:
         words.append(f"in {place}")
     words.append(f"the job's by its {process.by}" if process.by else "of no job, the same user's")
     if process.gpus:
-        words.append("has open GPU " + ", ".join(map(str, process.gpus)))
+        words.append("is on GPU " + ", ".join(map(str, process.gpus)))
     return Evidence(_SOURCE, ", ".join(words), key=f"{process.pid}:{process.started}")
 
 
@@ -204,7 +238,7 @@ PROBE = Probe(
     name="processes",
     look=look,
     needs="root, to read other users' /proc files; Linux 5.3 (pidfd) to end what is left",
-    cost="reads a few files of /proc for each process",
+    cost="reads a few files of /proc for each process, and asks NVML where the user has any",
     codes=(
         "processes.ended",
         "processes.gpu_held",

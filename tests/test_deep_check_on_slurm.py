@@ -1,0 +1,162 @@
+"""A node is asked for a deep check and answers, on a real Slurm with the aggregator beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from recovery.demo.cluster import Cluster
+from slurm_hooks.record import utc
+from tests.failing_job import ACT, MONITOR, WAIT_SECONDS
+
+pytestmark = pytest.mark.slurm
+
+NODE = "REQUEST_UPDATE_NODE"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with Cluster(2, 8, config=ACT, health_check_seconds=2) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """Two idle nodes and an aggregator that may drain."""
+    shared.configure(ACT)
+    with shared.aggregator():
+        yield shared
+    shared.run("scancel", "--user", "root")
+    for node in shared.node_names:
+        shared.mend_gpus(node)
+        (shared.spool / "requests" / node).unlink(missing_ok=True)
+        if set(shared.node(node)["State"].split("+")) & {"DRAIN", "DOWN"}:
+            shared.run("scontrol", "update", f"nodename={node}", "state=resume")
+    shared.wait(
+        lambda: shared.run("sinfo", "--noheader", "--format=%T").stdout.split() == ["idle"],
+        WAIT_SECONDS,
+        "all nodes are idle again",
+    )
+
+
+def drain(cluster: Cluster, node: str, reason: str) -> None:
+    cluster.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+
+
+def shown(cluster: Cluster) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(cluster.run("recovery", "check", "--json").stdout)
+    return document
+
+
+def answer(cluster: Cluster, node: str, verdict: str, after: str) -> dict[str, Any]:
+    """Wait for a node's answer of that verdict that came ``after`` a time."""
+
+    def find() -> dict[str, Any] | None:
+        found = [
+            item
+            for item in shown(cluster)["answers"]
+            if (item["node"], item["verdict"]) == (node, verdict) and item["time"] > after
+        ]
+        return found[-1] if found else None
+
+    return cluster.wait(find, WAIT_SECONDS, f"{node} answers {verdict}")
+
+
+def is_free(cluster: Cluster, node: str) -> bool:
+    return not (cluster.spool / "requests" / node).exists()
+
+
+def test_a_node_in_service_waits_until_it_is_drained_and_then_answers(cluster: Cluster) -> None:
+    start = utc()
+    said = cluster.run("recovery", "check", "n1", "--why", "slow since Monday").stdout
+    assert said == "n1: asked; it is in service, and waits for a day to be drained and idle\n"
+    refused = answer(cluster, "n1", "refused", start)
+    assert "in service" in refused["why"]
+    assert "n1  waits: the node is in service" in cluster.run("recovery", "check").stdout
+    drain(cluster, "n1", "maintenance")
+    passed = answer(cluster, "n1", "passed", refused["time"])
+    assert passed["request"] == refused["request"] and passed["kind"] == "asked"
+    cluster.wait(lambda: is_free(cluster, "n1"), WAIT_SECONDS, "the request is freed")
+    assert cluster.node("n1")["Reason"].startswith("maintenance ["), "an admin's words stay"
+
+
+def test_a_reason_asks_and_gets_its_verdict_in_one_update(cluster: Cluster) -> None:
+    start = utc()
+    drain(cluster, "n1", "recovery: check new PSU")
+    before = cluster.mutations()
+    cluster.wait(
+        lambda: "; checked" in cluster.node("n1")["Reason"], WAIT_SECONDS, "the reason tells"
+    )
+    reason = cluster.node("n1")["Reason"]
+    assert reason.startswith("recovery: asked to check new PSU; checked 20")
+    assert ": passed" in reason
+    answered = answer(cluster, "n1", "passed", start)
+    assert answered["kind"] == "reason"
+    # Its own words are no new request.
+    cluster.wait(lambda: is_free(cluster, "n1"), WAIT_SECONDS, "the request is freed")
+    cluster.run("recovery", "check", "n2")
+    answer(cluster, "n2", "refused", start)
+    assert is_free(cluster, "n1")
+    assert cluster.mutations() - before == {NODE: 1}
+    assert "DRAIN" in cluster.node("n1")["State"], "a check returns no node"
+
+
+def test_what_is_found_stands_in_the_reason(cluster: Cluster) -> None:
+    cluster.break_gpu("n1", 3, "recovery_action", 1)
+    drain(cluster, "n1", "recovery: check")
+    cluster.wait(
+        lambda: "; checked" in cluster.node("n1")["Reason"], WAIT_SECONDS, "the reason tells"
+    )
+    reason = cluster.node("n1")["Reason"]
+    assert reason.startswith("recovery: asked to check; checked 20")
+    assert ": failed, GPU 3" in reason
+
+
+def test_in_monitor_mode_the_verdict_is_told_and_no_reason_is_written(shared: Cluster) -> None:
+    start = utc()
+    shared.configure(MONITOR)
+    drain(shared, "n1", "recovery: check")
+    before = shared.mutations()
+    with shared.aggregator():
+        told = answer(shared, "n1", "passed", start)
+        shared.wait(lambda: is_free(shared, "n1"), WAIT_SECONDS, "the request is freed")
+    assert told["kind"] == "reason"
+    assert shared.node("n1")["Reason"].startswith("recovery: check [")
+    assert not shared.mutations() - before
+    shared.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_a_draining_node_is_checked_when_its_job_has_ended(cluster: Cluster) -> None:
+    start = utc()
+    job = cluster.submit("--nodelist=n1", "--gpus-per-node=8", "--wrap", "sleep 600")
+    cluster.wait(lambda: cluster.job(job)["JobState"] == "RUNNING", WAIT_SECONDS, "it runs")
+    drain(cluster, "n1", "recovery: check")
+    refused = answer(cluster, "n1", "refused", start)
+    assert "a job is still on the node" in refused["why"]
+    cluster.run("scancel", str(job))
+    answer(cluster, "n1", "passed", refused["time"])
+
+
+def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
+    start = utc()
+    cluster.stop_node("n2")
+    cluster.start_node("n2", "-b")
+    cluster.wait(
+        lambda: "unexpectedly rebooted" in cluster.node("n2").get("Reason", ""),
+        WAIT_SECONDS,
+        "Slurm has seen the reboot",
+    )
+    told = answer(cluster, "n2", "passed", start)
+    assert told["kind"] == "reboot"
+    assert cluster.node("n2")["Reason"].startswith("Node unexpectedly rebooted"), "Slurm's words"
+
+
+def test_only_nodes_that_slurm_knows_are_asked(cluster: Cluster) -> None:
+    done = cluster.run("recovery", "check", "n[1-3]", check=False)
+    assert done.returncode == 1
+    assert done.stderr == "Slurm knows no node n3; nobody was asked\n"
+    assert is_free(cluster, "n1")
+    assert cluster.run("recovery", "check", "n[1-", check=False).returncode == 2
