@@ -129,12 +129,20 @@ class Action:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a decision; ``step`` is the job's own progress counter where known."""
+    """What became of a decision, seen at ``time``.
+
+    ``step`` is the job's own progress counter where known. ``started`` and ``ended`` are the next
+    attempt's own times, empty where not known. ``decision`` is the one on that attempt, where it
+    has failed again.
+    """
 
     state: OutcomeState
     time: str
     step: int | None = None
     detail: str = ""
+    started: str = ""
+    ended: str = ""
+    decision: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,8 @@ class Decision:
     """The whole story of one incident, so that ``recovery explain`` needs nothing else.
 
     ``attempt`` is None for a sick node outside any job. ``owner``, ``uid``, ``partition``,
-    ``account`` and ``qos`` are the job's; ``job_nodes`` where it ran. ``rule`` names the row of
+    ``account`` and ``qos`` are the job's; ``job_nodes`` where the attempt ran, with ``gpus`` in
+    all, from ``started_time`` to ``ended_time`` (empty where unknown). ``rule`` names the row of
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
     rejected and why. ``checkpoint_step`` and ``progress_step`` are the job's counters at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
@@ -169,6 +178,8 @@ class Decision:
     job_nodes: tuple[str, ...] = ()
     ended: str = ""
     ended_time: str = ""
+    started_time: str = ""
+    gpus: int = 0
     limits: tuple[str, ...] = ()
     considered: tuple[str, ...] = ()
     evidence: tuple[Excerpt, ...] = ()

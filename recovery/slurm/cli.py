@@ -89,6 +89,15 @@ class CliScheduler:
         self._timeout_seconds = timeout_seconds
         self._sinfo_lists_nodes: bool | None = None
 
+    def cluster(self) -> str:
+        """See ``Scheduler.cluster``; every release prints it as text alike."""
+        result = self._run(["scontrol", "show", "config"])
+        match = re.search(r"^ClusterName\s*= (\S+)$", result.stdout, re.MULTILINE)
+        if result.status or not match:
+            said = _one_line(result.stderr, 300) or "nothing"
+            raise SchedulerUnavailable(f"scontrol show config tells no ClusterName, but {said}")
+        return match[1]
+
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         """Return the jobs that slurmctld remembers; see ``Scheduler.jobs``.
 
@@ -132,18 +141,25 @@ class CliScheduler:
         self._change("requeuehold", "State=SpecialExit", _job(job))
 
     def start_now(self, job: str, excluded: Collection[str]) -> None:
-        names = _node_list(excluded) if excluded else ""
-        self._change("update", f"job={_job(job)}", f"ExcNodeList={names}", "StartTime=now")
+        listed = f"ExcNodeList={_node_list(excluded)}"
+        self._change("update", f"job={_job(job)}", listed, "StartTime=now")
 
     def hold(self, job: str) -> None:
-        self._change("hold", _job(job))
+        # What root holds by "hold" only an administrator releases (man scontrol).
+        self._change("uhold", _job(job))
 
     def release(self, job: str) -> None:
         self._change("release", _job(job))
 
-    def set_admin_comment(self, job: str, text: str) -> None:
-        comment = _one_line(text, ADMIN_COMMENT_LIMIT)
-        self._change("update", f"job={_job(job)}", f"AdminComment={comment}")
+    def explain_hold(self, job: str, text: str, excluded: Collection[str] | None = None) -> None:
+        """See ``Scheduler.explain_hold``.
+
+        A requeued job is eligible only two minutes later, and so it would wait although released
+        (measured on 22.05). StartTime=now leaves it held, and a release then starts it at once.
+        """
+        comment = f"AdminComment={_one_line(text, ADMIN_COMMENT_LIMIT)}"
+        listed = [] if excluded is None else [f"ExcNodeList={_node_list(excluded)}"]
+        self._change("update", f"job={_job(job)}", *listed, "StartTime=now", comment)
 
     def drain(self, nodes: Collection[str], reason: str) -> None:
         if not nodes:
