@@ -39,7 +39,9 @@ CALM_SECONDS = 5.0
 """Slurm is asked for at most such a share of the time, so that the looks at a large or slow
 cluster, which take longer, come less often; and at least so often."""
 
-_INGEST_SECONDS = 0.2
+INGEST_SECONDS = 0.2
+"""How long a pass waits for the spool before it goes on to Slurm."""
+
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
 
@@ -97,11 +99,11 @@ class Aggregator:
         self._inbox.close()
         self._ledger.close()
 
-    def pass_once(self) -> Pass:
-        """Do what can be done now; never waits for the spool, and for Slurm only as configured."""
+    def pass_once(self, ingest_seconds: float = INGEST_SECONDS) -> Pass:
+        """Do what can be done now; waits for Slurm as configured, for the spool as told here."""
         store = self._ledger.store
         self._ledger.catch_up()
-        got = self._inbox.ingest(store, _INGEST_SECONDS)
+        got = self._inbox.ingest(store, ingest_seconds)
         self._untold += got.accepted
         for rejected in got.rejected:
             log.warning("rejected %s: %s", rejected.name, rejected.reason)

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,14 @@ from slurm_hooks import config_file
 from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.record import utc
 
+_ONCE_SECONDS = 5.0
+"""How long a single pass waits for the spool: the service comes back to it, this one does not."""
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+_METRICS_LIMIT = 100_000
+"""Most decisions that figures are made of, the newest: some hundred megabytes of memory."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,7 +63,7 @@ def run() -> None:
 def once(as_json: bool) -> None:
     """One pass of the aggregator, then stop."""
     with _aggregator(_config()) as running:
-        done = running.pass_once()
+        done = running.pass_once(ingest_seconds=_ONCE_SECONDS)
     document = {
         "schema": "pass/v1",
         "accepted": done.accepted,
@@ -137,6 +145,20 @@ def explain(name: str, as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--days", default=30, show_default=True, help="Of jobs decided on in so many days.")
+@_JSON
+def metrics(days: int, as_json: bool) -> None:
+    """Effective training time, time to failure and to recovery, for Prometheus."""
+    from recovery import effort
+    from recovery.report import prometheus
+
+    since = utc(time.time() - days * 86_400)
+    with _store(_config()) as store:
+        figures = effort.of_jobs(store.decisions(since=since, limit=_METRICS_LIMIT))
+    click.echo(json.dumps(figures.to_dict()) if as_json else prometheus.fleet(figures), nl=as_json)
+
+
+@main.command()
 @_JSON
 def grants(as_json: bool) -> None:
     """Which grants are in force, and what the others still lack."""
@@ -198,7 +220,8 @@ def _aggregator(config: Config) -> Iterator[Any]:
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
         lock = FileLock(state / "aggregator.lock", timeout=0)
         with lock:
-            scheduler = CliScheduler(timeout_seconds=config.controller.command_timeout)
+            controller = config.controller
+            scheduler = CliScheduler(None, controller.command_timeout, controller.restart_nice)
             running = Aggregator(config, scheduler)
             try:
                 yield running

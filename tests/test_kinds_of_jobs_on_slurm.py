@@ -91,6 +91,8 @@ def interactive(cluster: Cluster) -> Iterator[FailingJob]:
     cluster.run("scancel", str(job.id))
     (job.folder / "started-0").unlink(missing_ok=True)
     asked = ["srun", "--gpus-per-node=8", f"--comment={OPTED_IN}", f"--chdir={job.folder}"]
+    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    owner: dict[str, Any] = as_nobody if os.geteuid() == 0 else {}
     process = subprocess.Popen(
         [*asked, "--job-name=interactive", "/bin/sh", str(job.folder / "job.sh")],
         env={**cluster.environment},
@@ -98,7 +100,7 @@ def interactive(cluster: Cluster) -> Iterator[FailingJob]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}),  # type: ignore[arg-type]
+        **owner,
     )
     try:
         cluster.wait((job.folder / "started-0").exists, WAIT_SECONDS, "srun's job starts")

@@ -77,16 +77,21 @@ class CliScheduler:
     """Implements ``recovery.slurm.base.Scheduler``.
 
     ``environment`` replaces this process's own (``SLURM_CONF``, ``PATH``); each command ends
-    within ``timeout_seconds``.
+    within ``timeout_seconds``. ``restart_nice`` is what ``start_now`` takes off a job's nice value
+    of 0; 0 leaves it alone.
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, timeout_seconds: float = 20
+        self,
+        environment: Mapping[str, str] | None = None,
+        timeout_seconds: float = 20,
+        restart_nice: int = 0,
     ) -> None:
         given = os.environ if environment is None else environment
         kept = {name: value for name, value in given.items() if not _STRIPPED.fullmatch(name)}
         self._environment = {"PATH": os.defpath, **kept, "LC_ALL": "C"}
         self._timeout_seconds = timeout_seconds
+        self._nice = [f"Nice={-restart_nice}"] if restart_nice else []
         self._sinfo_lists_nodes: bool | None = None
 
     def cluster(self) -> str:
@@ -142,7 +147,7 @@ class CliScheduler:
 
     def start_now(self, job: str, excluded: Collection[str]) -> None:
         listed = f"ExcNodeList={_node_list(excluded)}"
-        self._change("update", f"job={_job(job)}", listed, "StartTime=now")
+        self._change("update", f"job={_job(job)}", listed, "StartTime=now", *self._nice)
 
     def hold(self, job: str) -> None:
         # What root holds by "hold" only an administrator releases (man scontrol).
