@@ -207,6 +207,10 @@ def _errands(config: Config, told: HookContext, boot_id: str, until: float) -> b
     try:
         if told.hook != "health_check":
             task_environment.note(told, config.hooks.run)
+        if told.hook == "prolog" and told.job and told.job.comment:
+            from slurm_hooks import running_jobs
+
+            running_jobs.note(told, config.spool)
     finally:
         delivery.forward(config.spool, told, boot_id, until)
     return b""

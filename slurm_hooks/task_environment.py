@@ -50,6 +50,16 @@ def note(context: HookContext, run: Path) -> bytes:
     return b""
 
 
+def dump_folder(job_id: int, restart: int) -> str:
+    """Return where an attempt's dumps go, from the job's own folder."""
+    return f".recovery/{job_id}.{restart}"
+
+
+def progress_file(job_id: int, restart: int) -> str:
+    """Return where an attempt tells its step, from the job's own folder, unless told otherwise."""
+    return f"{dump_folder(job_id, restart)}/progress"
+
+
 def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     """Return the variables for a task, by name; none for a job that did not opt in.
 
@@ -66,7 +76,7 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
         return {}
     wishes = optin.parse(comment)
     restart = re.sub(r"[^0-9]", "", environ.get("SLURM_RESTART_COUNT", ""))[:10] or "0"
-    dumps = f"{Path.cwd()}/.recovery/{job_id}.{restart}"
+    dumps = f"{Path.cwd()}/{dump_folder(int(job_id), int(restart))}"
     wanted = {
         "TORCH_FR_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": FLIGHT_RECORDER_EVENTS,
@@ -78,7 +88,8 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     if run_one(lambda: _make(dumps), _FOLDER_SECONDS).status == "ok":
         wanted["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{dumps}/nccl_trace_rank_"
         wanted["RECOVERY_DUMP_DIR"] = dumps
-        wanted.setdefault("RECOVERY_PROGRESS_FILE", f"{dumps}/progress")
+        progress = f"{Path.cwd()}/{progress_file(int(job_id), int(restart))}"
+        wanted.setdefault("RECOVERY_PROGRESS_FILE", progress)
     return {
         name: value
         for name, value in wanted.items()

@@ -1,55 +1,29 @@
 """The checkpoint probe: how far has an opted-in job come, and where would a restart begin?
 
-Looks on the job's batch host, with the rights of the job's user. A prolog only remembers what the
-owner asked for, since a health check is told of no job; a health check looks at the remembered
-jobs whose batch step runs here; an epilog looks once more and forgets.
+Looks on the job's batch host, with the rights of the job's user. A prolog only says what its owner
+has to mend in what they asked for; a health check, which is told of no job, looks at the jobs that
+prologs have noted (``running_jobs``); an epilog looks once more.
 """
 
 from __future__ import annotations
 
 import functools
-import glob
 import importlib
-import itertools
 import json
 import os
-import re
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from slurm_hooks import as_user, catalog, optin, progress
-from slurm_hooks.joblog import paths
+from slurm_hooks import as_user, catalog, optin, progress, running_jobs, task_environment
+from slurm_hooks.context import HookContext
 from slurm_hooks.probes import Look, Probe, Seen, Skipped
 from slurm_hooks.record import Evidence, Finding, utc
+from slurm_hooks.running_jobs import RunningJob
 
-JOBS_LIMIT = 64
-"""Most jobs remembered on one node."""
-
-_STARTING_SECONDS = 900
-"""A remembered job without a batch step is forgotten after this; before, it may be starting."""
-
-_LOGS_LIMIT = 32
 _PASSED_OVER_TOLD = 4
 _ANSWER_SECONDS = 1.0
 """Kept back from the deadline for answering."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What is remembered of a job: whose it is, and what its owner asked for.
-
-    ``outputs`` are shell patterns of its standard output and error.
-    """
-
-    id: int
-    uid: int
-    comment: str
-    work_dir: str | None
-    outputs: Sequence[str]
-    since: float
 
 
 def look(look: Look) -> Seen:
@@ -58,64 +32,39 @@ def look(look: Look) -> Seen:
     Raises:
         Skipped: there is no job that opted in.
     """
-    remembered = _remembered(look.state)
+    noted = running_jobs.folder(look.config.spool, look.context.node)
     if look.context.hook == "health_check":
-        running = _batch_steps()
-        kept = {
-            job.id: job
-            for job in remembered.values()
-            if job.id in running or time.time() - job.since < _STARTING_SECONDS
-        }
-        findings: list[Finding] = []
-        share = _seconds(look) / max(1, len(running & kept.keys()))
-        for job in kept.values():
-            if job.id in running:
-                findings += _look_at(job, share)
-        if not kept and not remembered:
-            raise Skipped("no job that opted in is known here")
-        return Seen(tuple(findings), _state(kept.values()))
-    if not _is_batch_host(look):
+        jobs = running_jobs.running(noted)
+        if not jobs:
+            raise Skipped("no job that opted in runs here")
+        share = _seconds(look) / len(jobs)
+        return Seen(tuple(found for job in jobs.values() for found in _look_at(job, share)))
+    if not running_jobs.is_batch_host(look.context):
         raise Skipped("the job's batch host looks")
-    hooks_job, problems = _job_of(look)
-    if look.context.hook == "prolog":
-        if hooks_job is None:
-            return Seen(problems)
-        kept = {**remembered, hooks_job.id: hooks_job}
-        return Seen(problems, _state(list(kept.values())[-JOBS_LIMIT:]))
-    left = [job for job in remembered.values() if hooks_job is None or job.id != hooks_job.id]
-    state = _state(left) if len(left) < len(remembered) else None
-    if hooks_job is None:
-        return Seen(problems, state)
-    return Seen((*problems, *_look_at(hooks_job, _seconds(look))), state)
+    problems = _problems(look.context)
+    job = running_jobs.of(look.context)
+    if job is None and not problems:
+        raise Skipped("the job has not opted in")
+    if job is None or look.context.hook == "prolog":
+        return Seen(problems)
+    as_noted = running_jobs.known(noted).get(job.id)
+    if as_noted and as_noted.restart == job.restart:
+        job = as_noted
+    return Seen((*problems, *_look_at(job, _seconds(look))))
 
 
-def _job_of(look: Look) -> tuple[_Job | None, tuple[Finding, ...]]:
-    """The hook's job if it opted in, and what its owner has to mend if that cannot be told."""
-    told = look.context.job
-    wishes = optin.parse(told.comment if told else None)
+def _problems(context: HookContext) -> tuple[Finding, ...]:
+    """What the job's owner has to mend in what they asked for."""
+    told = context.job
     if told is None:
-        raise Skipped("no job")
-    problems = tuple(
+        return ()
+    return tuple(
         catalog.finding("optin.problem", details={"why": problem}, job_id=told.id)
-        for problem in wishes.problems
+        for problem in optin.parse(told.comment).problems
     )
-    if not wishes.opted_in or told.uid is None:
-        if not problems:
-            raise Skipped("the job has not opted in")
-        return None, problems
-    context = look.context
-    known = paths.letters(context)
-    patterns = [
-        paths.to_glob(pattern, known, context.work_dir)
-        for pattern in (context.output, context.stderr)
-        if pattern
-    ]
-    outputs = tuple(dict.fromkeys(pattern for pattern in patterns if pattern))
-    job = _Job(told.id, told.uid, told.comment or "", context.work_dir, outputs, time.time())
-    return job, problems
 
 
-def _look_at(job: _Job, seconds: float) -> list[Finding]:
+def _look_at(job: RunningJob, seconds: float) -> list[Finding]:
     # Loaded only for who opted in (20 ms), and before rights are dropped: the user may not be able
     # to read where this package is installed.
     importlib.import_module("slurm_hooks.checkpoints")
@@ -130,23 +79,23 @@ def _look_at(job: _Job, seconds: float) -> list[Finding]:
     return findings
 
 
-def _read_all(job: _Job, seconds: float) -> bytes:
+def _read_all(job: RunningJob, seconds: float) -> bytes:
     """Run in the child, as the user: judge the checkpoint, read the progress."""
     from slurm_hooks.checkpoints import Limits, find
 
     wishes = optin.parse(job.comment)
     found: list[progress.Progress | None] = []
-    if wishes.progress:
-        found.append(_progress_file(_absolute(job, wishes.progress)))
+    own = wishes.progress or task_environment.progress_file(job.id, job.restart)
+    found.append(_progress_file(job.absolute(own)))
     verdict = None
     if wishes.checkpoint:
         limits = Limits(seconds=max(0.2, seconds - _ANSWER_SECONDS))
-        verdict = find(_absolute(job, wishes.checkpoint), limits=limits)
+        verdict = find(job.absolute(wishes.checkpoint), limits=limits)
         newest = verdict.newest
         if newest and newest.step is not None:
             found.append(progress.Progress(newest.step, "checkpoint", newest.modified))
     if not any(found):
-        found.append(_progress_in_logs(job, wishes))
+        found.append(_progress_in_logs(job))
     chosen = progress.choose(found)
     answer = {
         "verdict": verdict.to_dict() if verdict else None,
@@ -160,14 +109,12 @@ def _progress_file(path: str) -> progress.Progress | None:
     return progress.in_file(content, modified)
 
 
-def _progress_in_logs(job: _Job, wishes: optin.OptIn) -> progress.Progress | None:
-    """The step in the log written to last that tells one."""
-    folder = Path(glob.escape(job.work_dir or "/"))
-    files: dict[str, None] = {}
-    for pattern in (*wishes.logs, *job.outputs):
-        found = glob.iglob(str(folder / pattern))  # noqa: PTH207 - an absolute pattern
-        files.update(dict.fromkeys(itertools.islice(found, _LOGS_LIMIT)))
-    ends = [_end_of(file, progress.LOG_BYTES) for file in files]
+def _progress_in_logs(job: RunningJob) -> progress.Progress | None:
+    """The step in the log written to last that tells one, of what this attempt has written."""
+    ends = [
+        _end_of(file, progress.LOG_BYTES, since_bytes=job.log_bytes.get(file, 0))
+        for file in job.logs()
+    ]
     for content, modified in sorted(ends, key=lambda end: end[1] or 0.0, reverse=True):
         told = progress.in_text(content.decode("utf-8", "replace"), modified)
         if told:
@@ -175,19 +122,19 @@ def _progress_in_logs(job: _Job, wishes: optin.OptIn) -> progress.Progress | Non
     return None
 
 
-def _end_of(path: str, limit_bytes: int) -> tuple[bytes, float | None]:
-    """The last bytes of a regular file and when it was changed; nothing where there is none."""
+def _end_of(path: str, limit_bytes: int, since_bytes: int = 0) -> tuple[bytes, float | None]:
+    """The last bytes of a regular file and when it was changed; nothing where there is none.
+
+    What lies before ``since_bytes`` is left out, unless the file was begun anew.
+    """
     try:
         with as_user.open_regular(path) as file:
             status = os.fstat(file.fileno())
-            file.seek(max(0, status.st_size - limit_bytes))
+            start = since_bytes if status.st_size >= since_bytes else 0
+            file.seek(max(start, status.st_size - limit_bytes))
             return file.read(limit_bytes), status.st_mtime
     except OSError:
         return b"", None
-
-
-def _absolute(job: _Job, path: str) -> str:
-    return str(Path(job.work_dir or "/") / path)
 
 
 def _of_verdict(verdict: Mapping[str, Any], job_id: int) -> list[Finding]:
@@ -245,48 +192,6 @@ def _told(item: Mapping[str, Any]) -> str:
 def _evidence(item: Mapping[str, Any]) -> Evidence:
     text = item["why"] or f"{item['bytes']} bytes, {item['checked']} checked"
     return Evidence("checkpoint", text, time=utc(item["modified"]))
-
-
-def _is_batch_host(look: Look) -> bool:
-    """The batch script runs on the first node of the job's list (man sbatch)."""
-    nodes = look.context.job.nodes if look.context.job else None
-    first = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes or "")
-    if not nodes or not first:
-        return True
-    return look.context.node == first[1] + (first[2] or "")
-
-
-def _batch_steps() -> set[int]:
-    """Numbers of the jobs whose batch step runs on this node, by slurmstepd's own title.
-
-    (``slurmstepd: [12.batch]``, measured on 22.05; a heterogeneous job's has ``12+0``.)
-    """
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                title = (folder / "cmdline").read_bytes()[:200]
-            except OSError:
-                continue
-            match = re.match(rb"slurmstepd: \[(\d{1,10})(?:\+\d+)?\.batch\]", title)
-            if match:
-                found.add(int(match[1]))
-    return found
-
-
-def _remembered(state: Mapping[str, Any]) -> dict[int, _Job]:
-    jobs = {}
-    for item in state.get("jobs", ())[:JOBS_LIMIT]:
-        try:
-            job = _Job(**item)
-        except TypeError:
-            continue  # kept by another version
-        jobs[job.id] = job
-    return jobs
-
-
-def _state(jobs: Iterable[_Job]) -> Mapping[str, Any]:
-    return {"jobs": [asdict(job) for job in jobs]}
 
 
 def _seconds(look: Look) -> float:
