@@ -18,12 +18,14 @@ from recovery.pausing import NODE_ACTIONS
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from recovery.store import Command
 from slurm_hooks.config import Guard
-from slurm_hooks.record import utc
+from slurm_hooks.record import seconds_of, utc
 
 log = logging.getLogger("recovery.acting")
 
 OUTCOME_SECONDS = 2.0
-"""How often a restarted job is looked at while its outcome is open and no record names it."""
+YOUNG_SECONDS = 30.0
+"""How often a restarted job is looked at by name, and for how long after its decision or a record
+that names it; from then on the full looks that are made anyway tell of it."""
 
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
@@ -41,6 +43,7 @@ class Acting:
         self._scheduler, self._ledger, self._limits = scheduler, ledger, limits
         self._clock = clock
         self._outcomes_due = 0.0
+        self._heard: dict[int, float] = {}
 
     def act(self) -> bool:
         """Take every step that needs no waiting; return whether something is left to be done.
@@ -55,27 +58,58 @@ class Acting:
                 return True
         return False
 
-    def follow(self, named_jobs: Collection[int]) -> None:
-        """Look what became of restarted jobs: at once of ``named_jobs``, else now and then.
+    def follow(self, named_jobs: Collection[int], snapshot: Mapping[int, Job] | None) -> None:
+        """Look what became of restarted jobs.
+
+        All of them are looked up in ``snapshot`` where there is one; else only those that have
+        just been restarted, or that records have just named, are asked for.
 
         Raises:
             SchedulerUnavailable: Slurm did not answer.
         """
-        now, store = self._clock(), self._ledger.store
-        waiting = {
-            d.attempt.job_id: d for d in store.open_decisions() if d.awaits_outcome and d.attempt
-        }
-        if not waiting or (waiting.keys().isdisjoint(named_jobs) and now < self._outcomes_due):
+        now = self._clock()
+        waiting = [one for one in self._ledger.store.open_decisions() if one.awaits_outcome]
+        self._heard.update(dict.fromkeys(named_jobs, now))
+        self._heard = {job: time for job, time in self._heard.items() if _is_young(now - time)}
+        jobs: Mapping[int, Job] = snapshot or {}
+        if snapshot is None:
+            young = {
+                one.attempt.job_id
+                for one in waiting
+                if one.attempt
+                and (_is_young(now - seconds_of(one.time)) or one.attempt.job_id in self._heard)
+            }
+            # A clock that was set back must not put this off by as much.
+            due = not 0 < self._outcomes_due - now <= OUTCOME_SECONDS
+            if not young or (young.isdisjoint(named_jobs) and not due):
+                return
+            self._outcomes_due = now + OUTCOME_SECONDS
+            waiting = [one for one in waiting if one.attempt and one.attempt.job_id in young]
+            jobs = self._scheduler.jobs(young)
+        for decision in waiting:
+            self._follow(decision, jobs, now)
+
+    def _follow(self, decision: Decision, jobs: Mapping[int, Job], now: float) -> None:
+        attempt, store = decision.attempt, self._ledger.store
+        if attempt is None:
             return
-        self._outcomes_due = now + OUTCOME_SECONDS
-        jobs = self._scheduler.jobs(waiting.keys())
-        for job_id, decision in waiting.items():
-            job = jobs.get(job_id)
-            hosts = job.nodes if job else ()
-            records = store.records(hosts, decision.time, utc(now + _DAY_SECONDS))
-            for new in outcomes(decision, job, records, utc(now)):
-                decision = decision.with_outcome(new)
-                self._ledger.ended(decision, new)
+        job = jobs.get(attempt.job_id)
+        if job and not decision.outcome and actions.excluded_in_vain(job, decision):
+            restart = next(one for one in decision.actions if one.kind == "requeue")
+            # Taken up again: what is to be done about it is an action's own affair.
+            self._ledger.acted(decision, replace(restart, state="done", time=utc(now)))
+            return
+        known = store.job_decisions(attempt.cluster, attempt.job_id, decision.uid)
+        following = next(
+            (one.id for one in known if one.attempt and one.attempt.restart == attempt.restart + 1),
+            "",
+        )
+        records = store.job_records(attempt.job_id, since=decision.time)
+        if job:
+            records += store.records(job.nodes, decision.time, utc(now + _DAY_SECONDS))
+        for new in outcomes(decision, job, records, now, following):
+            decision = decision.with_outcome(new)
+            self._ledger.ended(decision, new)
 
     def _with_open_actions(self) -> list[Decision]:
         return [
@@ -87,14 +121,19 @@ class Acting:
     def _look(
         self, decisions: Collection[Decision]
     ) -> tuple[Mapping[int, Job], Mapping[str, Node]]:
-        """One fresh look for all of them: their jobs, and all nodes where a node is concerned."""
+        """One fresh look for all of them: their jobs, and all nodes where those are needed.
+
+        That is where a node is drained or returned, and before a job is requeued off some nodes.
+        """
         job_ids = {decision.attempt.job_id for decision in decisions if decision.attempt}
-        drains = any(
-            action.kind in NODE_ACTIONS and action.state not in FINAL_ACTIONS
+        nodes_matter = any(
+            action.kind in NODE_ACTIONS
+            or (action.kind == "requeue" and not action.step and decision.job.excluded)
             for decision in decisions
             for action in decision.actions
+            if action.state not in FINAL_ACTIONS
         )
-        nodes = self._scheduler.nodes() if drains else {}
+        nodes = self._scheduler.nodes() if nodes_matter else {}
         return (self._scheduler.jobs(job_ids) if job_ids else {}), nodes
 
     def _advance(
@@ -242,3 +281,7 @@ class Acting:
 
 def _job_of(decision: Decision, jobs: Mapping[int, Job]) -> Job | None:
     return jobs.get(decision.attempt.job_id) if decision.attempt else None
+
+
+def _is_young(seconds: float) -> bool:
+    return 0 <= seconds < YOUNG_SECONDS

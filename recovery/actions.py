@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from recovery.decision import Action, ActionKind, Decision
 from recovery.guard import ALREADY, OUR_REASON, is_ours
 from recovery.incident import FAILED_STATES
+from recovery.room import too_few
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from slurm_hooks.record import seconds_of, utc
 
@@ -32,6 +33,18 @@ RESTART_GAP_SECONDS = 1.0
 
 GIVE_UP_SECONDS = 300.0
 """An action that could not be brought to its end for so long is handed to a person."""
+
+CONSIDERED_SECONDS = 10.0
+"""How long after it has become eligible a pending job may stay without a word of the scheduler's.
+
+Nodes excluded in vain show as BadConstraints 0.5-1 s after the update (22.05), but a scheduler with
+a long queue may not come to a job for minutes; what it says later is still seen (``acting``)."""
+
+_NOT_CONSIDERED = ("", "None", "BeginTime")
+"""Reasons of a pending job that the scheduler has not looked at since it became eligible."""
+
+_UNLISTED = "_unlisted"
+"""Ending of a step that leaves ExcNodeList alone: the nodes are drained, and all are needed."""
 
 _LIVE = frozenset(("RUNNING", "CONFIGURING", "COMPLETING", "COMPLETED", "SUSPENDED"))
 
@@ -168,21 +181,40 @@ def _requeue(
     if job is None or attempt is None:
         return replace(action, state="abandoned", detail="Slurm no longer knows the job")
     if job.restarts == attempt.restart and _is_the_failed_one(job, decision):
-        if action.step != "requeue":
-            return replace(action, step="requeue")
+        if not action.step:
+            return _first_step("requeue", action, decision, job, view)
         scheduler.requeue(action.target)
         return action
     ours = bool(action.step) or decision.requeued
     if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
+    if not action.step and job.pending:
+        return _first_step("adopt", action, decision, job, view)
     return _start(action, decision, job, scheduler, now)
+
+
+def _first_step(step: str, action: Action, decision: Decision, job: Job, view: View) -> Action:
+    """Say whether the job can run off the excluded nodes, before anything is sent.
+
+    Where it cannot, a drain keeps it off them as well: it then waits for their return.
+    """
+    excluded = decision.job.excluded
+    why = too_few(job, excluded, view.nodes) if excluded else ""
+    if not why:
+        return replace(action, step=step)
+    if all(node in view.nodes and view.nodes[node].drained for node in excluded):
+        detail = f"{why}, which is drained: it waits for its return"
+        return replace(action, step=step + _UNLISTED, detail=detail)
+    return replace(action, state="abandoned", detail=f"{why}: it stays as it ended")
 
 
 def _start(
     action: Action, decision: Decision, job: Job, scheduler: Scheduler, now: float
 ) -> Action:
     """The job is back in the queue: make it eligible now, off the nodes named, and verify it."""
-    wanted = tuple(sorted({*job.excluded, *decision.job.excluded}))
+    unlisted = action.step.endswith(_UNLISTED)
+    added = () if unlisted else decision.job.excluded
+    wanted = tuple(sorted({*job.excluded, *added}))
     if job.state in _LIVE:
         left = set(decision.job.excluded) & set(job.nodes)
         detail = f"running on {','.join(job.nodes)}" if not left else "started on a node named"
@@ -193,21 +225,55 @@ def _start(
         return replace(action, state="verified", detail=f"started, and has ended {job.state}")
     if not job.pending:
         return action
+    if action.step == "give_back" or excluded_in_vain(job, decision):
+        return _give_back(action, decision, job, scheduler)
     if job.held:
         detail = f"held by somebody since ({job.reason})"
         return replace(action, state="abandoned", detail=detail)
     if job.reason == "BadConstraints":
-        detail = "the nodes left do not satisfy the job's own constraints (BadConstraints)"
+        detail = "the nodes do not satisfy the job's own constraints (BadConstraints)"
         return replace(action, state="failed", detail=detail)
     if action.state == "done" and set(wanted) <= set(job.excluded) and job.eligible_time <= now + 1:
+        silent = job.reason in _NOT_CONSIDERED and now - job.eligible_time < CONSIDERED_SECONDS
         listed = f", off {','.join(wanted)}" if wanted else ""
-        return replace(action, state="verified", detail=f"eligible at once{listed}")
+        detail = action.detail if unlisted else f"eligible at once{listed}"
+        return action if silent else replace(action, state="verified", detail=detail)
     if now < _earliest_start(decision):
         return action
-    if action.step != "start":
-        return replace(action, step="start")
+    if not action.step.startswith("start"):
+        return replace(action, step="start" + _UNLISTED if unlisted else "start")
     scheduler.start_now(action.target, wanted)
     return replace(action, state="done")
+
+
+def excluded_in_vain(job: Job, decision: Decision) -> bool:
+    """Whether Slurm finds no node for a waiting job since ``decision`` excluded some."""
+    ours = set(decision.job.excluded) & set(job.excluded)
+    return job.pending and job.reason == "BadConstraints" and bool(ours)
+
+
+def _give_back(action: Action, decision: Decision, job: Job, scheduler: Scheduler) -> Action:
+    """Put the job's own ExcNodeList back, and keep it held for its owner, who is told why.
+
+    Slurm has taken its priority already (measured); held by a command, it says by whom, and with
+    its own list back it does not start before somebody wants it to.
+    """
+    ours = f"{OUR_REASON} {decision.id}:"
+    why = f"no node is left for it without {', '.join(decision.job.excluded)} (BadConstraints)"
+    if action.step != "give_back":
+        return replace(action, state="planned", step="give_back")
+    if job.reason == "BadConstraints":
+        scheduler.hold(action.target)
+        return action
+    if not job.held:
+        return replace(action, state="abandoned", detail=f"{why}; released by somebody since")
+    own = tuple(node for node in job.excluded if node not in decision.job.excluded)
+    if own != job.excluded or not job.admin_comment.startswith(ours):
+        text = f"{ours} {decision.cause.summary}; {why}. Its own list of excluded nodes is back."
+        how = f"To run it all the same: scontrol release {decision.job_target}"
+        scheduler.explain_hold(action.target, f"{text} {how}", own)
+        return action
+    return replace(action, state="failed", detail=f"{why}: its list is put back, and it is held")
 
 
 def _earliest_start(decision: Decision) -> float:
@@ -282,11 +348,13 @@ def _hold(
         return _superseded(action, job)
     if job.admin_comment.startswith(ours):
         return replace(action, state="verified", detail=f"{job.state}, held for its owner")
+    if job.state in ("RUNNING", "SUSPENDED", "COMPLETED"):
+        return replace(action, state="abandoned", detail="released by somebody already")
     if not job.held:
         return action
     if action.step != "comment":
         return replace(action, step="comment")
-    scheduler.set_admin_comment(action.target, comment_text(decision))
+    scheduler.explain_hold(action.target, comment_text(decision))
     return replace(action, state="done")
 
 

@@ -48,7 +48,14 @@ LOOK_BACK_SECONDS = 6 * 3600.0
 BUSY_POLL_SECONDS = 0.1
 """Between two passes while an attempt is gathered or an action is under way."""
 
-_INGEST_SECONDS = 0.2
+ASKING_SHARE = 0.25
+CALM_SECONDS = 5.0
+"""Slurm is asked for at most such a share of the time, so that the looks at a large or slow
+cluster, which take longer, come less often; and at least so often."""
+
+INGEST_SECONDS = 0.2
+"""How long a pass waits for the spool before it goes on to Slurm."""
+
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
 _WEEK_SECONDS = 7 * _DAY_SECONDS
@@ -59,13 +66,17 @@ _NODE_CLASSES = ("hardware", "node.software", "network.fabric")
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass did. ``busy`` says that the next one should follow soon."""
+    """What one pass did. ``busy`` says that the next one should follow soon.
+
+    ``asking_seconds`` is the time spent on Slurm's answers.
+    """
 
     accepted: int = 0
     rejected: int = 0
     decided: tuple[Decision, ...] = ()
     problems: tuple[str, ...] = ()
     busy: bool = False
+    asking_seconds: float = 0.0
 
 
 class Aggregator:
@@ -83,21 +94,24 @@ class Aggregator:
         reviewers, self._unknown_reviewers = review.reviewer_uids(config.review.reviewers)
         days = config.controller.index_days
         self._inbox = ChildInbox(config.spool.path, config.spool, days, reviewers)
-        cluster = config.controller.cluster
-        self._notifier = Notifier(config.notify, cluster, self._ledger.store, clock)
+        self._cluster = config.controller.cluster
+        self._notifier = Notifier(config.notify, self._cluster, self._ledger.store, clock)
         self._standings: tuple[guard.Standing, ...] = ()
         self._standings_seq = -1
-        self._watch = Watch(config.policy)
+        last_pass = self._ledger.store.meta("last_pass")
+        down_since = seconds_of(last_pass) - config.policy.gather_max if last_pass else 0.0
+        self._watch = Watch(config.policy, down_since)
         self._upkeep = Upkeep(config, self._ledger.store, clock)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._checking = Checking(config, scheduler, self._ledger.store)
+        self._untold: list[FaultRecord] = []
         self._sick: dict[str, FaultRecord] = {}
         self._named_jobs: set[int] = set()
         self._said: set[str] = set()
         self._snapshot_due = 0.0
         self._gate_slots = 0
         since, until = utc(clock() - LOOK_BACK_SECONDS), utc(clock() + _DAY_SECONDS)
-        self._take_in(self._ledger.store.records(None, since, until))
+        self._untold += self._ledger.store.records(None, since, until)
         published = self._ledger.store.meta("published") or ""
         self._ledger.republish(since, min(published, utc(clock() - actions.GIVE_UP_SECONDS)))
 
@@ -107,12 +121,12 @@ class Aggregator:
         self._inbox.close()
         self._ledger.close()
 
-    def pass_once(self, spool_seconds: float = _INGEST_SECONDS) -> Pass:
-        """Do what can be done now; waits ``spool_seconds``, and for Slurm only as configured."""
+    def pass_once(self, spool_seconds: float = INGEST_SECONDS) -> Pass:
+        """Do what can be done now; waits for Slurm as configured, for the spool as told here."""
         store = self._ledger.store
         self._ledger.catch_up()
         got = self._inbox.ingest(store, spool_seconds)
-        self._take_in(got.accepted)
+        self._untold += got.accepted
         for rejected in got.rejected:
             log.warning("rejected %s: %s", rejected.name, rejected.reason)
         for decision_id, made in got.reviews:
@@ -122,13 +136,16 @@ class Aggregator:
         self._weigh_grants()
         decided: list[Decision] = []
         under_way = False
+        began = time.monotonic()
         try:
-            self._observe(decided)
+            self._take_in()
+            snapshot = self._observe(decided)
             under_way = self._acting.act()
-            self._acting.follow(self._named_jobs)
+            self._acting.follow(self._named_jobs, snapshot)
             self._named_jobs.clear()
         except SchedulerUnavailable as error:
             problems.append(f"Slurm does not answer, nothing is decided until it does: {error}")
+        asking = time.monotonic() - began
         now = utc(self._clock())
         written = self._publisher.publish(
             guard.effective(self._config, self._standings, self._gate_slots, now), now[:10]
@@ -140,7 +157,9 @@ class Aggregator:
         store.put_meta("last_pass", now)
         store.put_meta("problems", "\n".join(problems))
         busy = got.more or bool(self._watch) or bool(self._sick) or under_way
-        return Pass(len(got.accepted), len(got.rejected), tuple(decided), tuple(problems), busy)
+        return Pass(
+            len(got.accepted), len(got.rejected), tuple(decided), tuple(problems), busy, asking
+        )
 
     def _weigh_grants(self) -> None:
         """See which grants the evidence carries, where it may have changed, and say so."""
@@ -163,12 +182,15 @@ class Aggregator:
                 if started:
                     self._ledger.rerun(known.id, utc(started))
 
-    def _take_in(self, records: Sequence[FaultRecord]) -> None:
-        """Note which attempts, jobs and nodes new records speak of."""
-        ours = self._config.controller.cluster
-        for record in records:
-            if ours and record.cluster and record.cluster != ours:
-                continue
+    def _take_in(self) -> None:
+        """Note which attempts, jobs and nodes new records of this cluster speak of.
+
+        Which cluster this is, Slurm is asked once where the configuration does not say it: two of
+        them may share a spool, and have jobs and nodes of the same names.
+        """
+        self._cluster = self._cluster or self._scheduler.cluster()
+        records, self._untold = self._untold, []
+        for record in filter(self._is_of_this_cluster, records):
             self._watch.note(record)
             self._checking.note(record)
             if record.job is not None:
@@ -177,14 +199,21 @@ class Aggregator:
             if any(_opens_incident(finding) for finding in record.findings):
                 self._sick[record.node] = record
 
-    def _observe(self, decided: list[Decision]) -> None:
-        """Look at the jobs that matter, and add to ``decided`` what can be decided now."""
-        now = self._clock()
-        if now >= self._snapshot_due:
-            jobs = self._scheduler.jobs()
-            self._watch.note_snapshot(jobs, now)
-            self._note_reruns(jobs.values(), now)
-            self._upkeep.note_jobs(jobs, now)
+    def _is_of_this_cluster(self, record: FaultRecord) -> bool:
+        return not record.cluster or record.cluster == self._cluster
+
+    def _observe(self, decided: list[Decision]) -> Mapping[int, Job] | None:
+        """Look at the jobs that matter, and add to ``decided`` what can be decided now.
+
+        Returns all jobs where it was time for a full look.
+        """
+        now, snapshot = self._clock(), None
+        # A clock that was set back must not put the next full look off by as much.
+        if not 0 < self._snapshot_due - now <= self._config.controller.snapshot:
+            snapshot = self._scheduler.jobs()
+            self._watch.note_snapshot(snapshot, now)
+            self._note_reruns(snapshot.values(), now)
+            self._upkeep.note_jobs(snapshot, now)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
             self._ledger.store.forget_records(
@@ -195,12 +224,15 @@ class Aggregator:
             self._checking.look(self._scheduler.nodes(), self._standings, now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
-            for ready in self._watch.ready(jobs, self._is_decided, now):
-                self._decide_attempt(ready, decided)
+            can = self._watch.ready(jobs, self._is_decided, now)
+            states = self._scheduler.nodes({node for ready in can for node in ready.nodes})
+            for ready in can:
+                self._decide_attempt(ready, states, decided)
         for ready in self._watch.late(now):
             self._reopen(ready, decided)
         if self._sick:
             self._judge_nodes(decided)
+        return snapshot
 
     def _look_at_nodes(self, decided: list[Decision]) -> None:
         """What a full look at the nodes is for: gates, returns, repeat offenders."""
@@ -223,13 +255,16 @@ class Aggregator:
         for node in gate_slots.free(self._config.spool.path, nodes):
             log.info("%s is back in service: its gate slot is free", node)
 
-    def _decide_attempt(self, ready: Ready, decided: list[Decision]) -> None:
+    def _decide_attempt(
+        self, ready: Ready, nodes: Mapping[str, Node], decided: list[Decision]
+    ) -> None:
         job, now = ready.job, self._clock()
         attempt = replace(self._attempt(job), restart=ready.restart)
         ended = now if ready.requeued else float(job.end_time or now)
         since = utc(ended - incident.BEFORE_END_SECONDS)
-        records = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
-        states = self._scheduler.nodes(ready.nodes).values()
+        seen = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
+        records = filter(self._is_of_this_cluster, seen)
+        states = [nodes[name] for name in ready.nodes if name in nodes]
         case = incident.of_attempt(attempt, job, ready.nodes, records, ended, states, utc(now))
         if case.requeued and not (case.lost or case.gated):
             # A person's requeue, or one whose reason Slurm alone knows: left to them.
@@ -258,7 +293,7 @@ class Aggregator:
         records = [
             record
             for record in self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
-            if late.belongs(record, former)
+            if self._is_of_this_cluster(record) and late.belongs(record, former)
         ]
         states = self._scheduler.nodes(ready.nodes).values()
         case = incident.of_attempt(
@@ -320,6 +355,8 @@ class Aggregator:
             limited += [f"{action.name}: {why}"] if why else []
         decision = replace(decision, actions=tuple(planned), limited_by=tuple(limited))
         self._ledger.decided(decision)
+        if decision.attempt:
+            self._named_jobs.add(decision.attempt.job_id)
         return decision
 
     def _history(
@@ -371,16 +408,19 @@ class Aggregator:
         }  # fmt: skip
 
     def _attempt(self, job: Job) -> Attempt:
-        cluster = self._config.controller.cluster
-        return Attempt(cluster, job.id, job.restarts, job.submit_time, job.sluid)
+        return Attempt(self._cluster, job.id, job.restarts, job.submit_time, job.sluid)
 
     def _is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
         store, attempt = self._ledger.store, self._attempt(job)
-        if restart == job.restarts:
+        if restart == job.restarts and job.known:
             return store.attempt_decision(attempt.key) is not None
         known = store.job_decisions(attempt.cluster, job.id, job.uid)
-        return any(d.attempt is not None and d.attempt.restart == restart for d in known[-20:])
+        since = "" if job.known else utc(job.end_time)
+        return any(
+            d.attempt is not None and d.attempt.restart == restart and d.time >= since
+            for d in known[-20:]
+        )
 
     def _say_once(self, problems: Sequence[str]) -> None:
         for problem in problems:
@@ -393,8 +433,9 @@ def run(aggregator: Aggregator, poll_seconds: float, stopped: Callable[[], bool]
     """Repeat passes until ``stopped``: ``poll_seconds`` apart, closer while something is open."""
     while not stopped():
         began = time.monotonic()
-        busy = aggregator.pass_once().busy
-        pause = min(BUSY_POLL_SECONDS, poll_seconds) if busy else poll_seconds
+        done = aggregator.pass_once()
+        pause = min(BUSY_POLL_SECONDS, poll_seconds) if done.busy else poll_seconds
+        pause = max(pause, min(done.asking_seconds / ASKING_SHARE, CALM_SECONDS))
         time.sleep(max(0.01, pause - (time.monotonic() - began)))
 
 

@@ -22,6 +22,7 @@ _COMMANDS = {
     "decisions": "looking",
     "nodes": "looking",
     "explain": "looking",
+    "metrics": "looking",
     "grants": "judging",
     "review": "judging",
     "trial": "judging",

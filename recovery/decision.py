@@ -147,12 +147,20 @@ class Action:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a decision; ``step`` is the job's own progress counter where known."""
+    """What became of a decision, seen at ``time``.
+
+    ``step`` is the job's own progress counter where known. ``started`` and ``ended`` are the next
+    attempt's own times, empty where not known. ``decision`` is the one on that attempt, where it
+    has failed again.
+    """
 
     state: OutcomeState
     time: str
     step: int | None = None
     detail: str = ""
+    started: str = ""
+    ended: str = ""
+    decision: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,7 +184,8 @@ class Decision:
     """The whole story of one incident, so that ``recovery explain`` needs nothing else.
 
     ``attempt`` is None for a sick node outside any job. ``owner``, ``uid``, ``partition``,
-    ``account`` and ``qos`` are the job's; ``job_nodes`` where it ran. ``rule`` names the row of
+    ``account`` and ``qos`` are the job's; ``job_nodes`` where the attempt ran, with ``gpus`` in
+    all, from ``started_time`` to ``ended_time`` (empty where unknown). ``rule`` names the row of
     the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
     rejected and why, ``would_change`` what else would have had to be seen for another answer.
     ``revises`` is the decision in whose place late evidence put this one. ``checkpoint_step`` and
@@ -184,8 +193,7 @@ class Decision:
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
-    ``gpus`` counts the GPUs that the attempt's nodes reported. ``rerun`` is when somebody else ran
-    the job again, where this toolkit did not.
+    ``rerun`` is when somebody else ran the job again, where this toolkit did not.
     """
 
     id: str
@@ -207,6 +215,8 @@ class Decision:
     job_nodes: tuple[str, ...] = ()
     ended: str = ""
     ended_time: str = ""
+    started_time: str = ""
+    gpus: int = 0
     limits: tuple[str, ...] = ()
     considered: tuple[str, ...] = ()
     would_change: tuple[str, ...] = ()
@@ -220,7 +230,6 @@ class Decision:
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
-    gpus: int = 0
     rerun: str = ""
     reviews: tuple[Review, ...] = ()
 

@@ -119,7 +119,7 @@ def of_attempt(
     for record in records:
         if record.node not in nodes:
             continue
-        ours = _is_ours(record, attempt)
+        ours = _is_ours(record, attempt, job)
         if ours and record.job and record.job.gpus:
             held[record.node] = frozenset(record.job.gpus)
         if ours and record.hook == "epilog":
@@ -192,9 +192,15 @@ def resolution_of(finding: Finding) -> str:
     return finding.resolution or (known.resolution if known else "")
 
 
-def _is_ours(record: FaultRecord, attempt: Attempt) -> bool:
+def _is_ours(record: FaultRecord, attempt: Attempt, shown: Job) -> bool:
+    """Whether a hook ran for this attempt, and not for an earlier job under its number."""
     job = record.job
     if job is None or job.id != attempt.job_id or job.restart != attempt.restart:
+        return False
+    if job.uid is not None and job.uid != shown.uid:
+        return False
+    # A requeue renews the submit time: only the attempt's own tells what came before it.
+    if shown.restarts == attempt.restart and seconds_of(record.time) < attempt.submit_time:
         return False
     return not (job.sluid and attempt.sluid and job.sluid != attempt.sluid)
 

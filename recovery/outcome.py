@@ -7,43 +7,67 @@ in ``finished``, ``failed_again`` or ``lost``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from recovery.decision import Decision, Outcome
 from recovery.incident import FAILED_STATES
 from recovery.slurm.base import Job
-from slurm_hooks.record import FaultRecord, seconds_of
+from slurm_hooks.record import FaultRecord, seconds_of, utc
+
+LINK_SECONDS = 150.0
+"""How long after its end the decision on an attempt that failed again is waited for, to be named:
+a stuck COMPLETING is gathered for two minutes (config: policy.gather_max)."""
 
 _STARTED = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"))
 
 
 def outcomes(
-    decision: Decision, job: Job | None, records: Iterable[FaultRecord], now: str
+    decision: Decision,
+    job: Job | None,
+    records: Iterable[FaultRecord],
+    now: float,
+    following: str = "",
 ) -> tuple[Outcome, ...]:
     """Return the outcomes that are new, in order; none while nothing has changed.
 
-    ``job`` is a fresh look (None: Slurm no longer knows it), ``records`` are those of its nodes
-    since the decision.
+    ``job`` is a fresh look (None: Slurm no longer knows it), ``records`` are its own and those of
+    its nodes since the decision, ``now`` is in seconds since the epoch. ``following`` is the id of
+    the decision on the next attempt, where there is one.
     """
     attempt, known = decision.attempt, decision.outcome
     if attempt is None:
         return ()
-    state = known.state if known else ""
-    if job is None or job.uid != decision.uid or job.restarts <= attempt.restart:
-        return (Outcome("lost", now, detail="Slurm no longer knows this job"),)
-    new: list[Outcome] = []
-    restarted_again = job.restarts > attempt.restart + 1
-    over = job.state in FAILED_STATES or restarted_again
-    if not state and (job.state in _STARTED or job.state == "COMPLETED"):
-        new.append(Outcome("restarted", now, detail=f"on {','.join(job.nodes)}"))
+    records, time = list(records), utc(now)
     step = _step_beyond(decision, records)
+    if job is None or job.uid != decision.uid or job.restarts <= attempt.restart:
+        return (_as_epilogs_tell(decision, records, step, time, following),)
+    state = known.state if known else ""
+    restarted_again = job.restarts > attempt.restart + 1
+    seen = Outcome("restarted", time)
+    if not restarted_again:
+        seen = replace(seen, started=_utc(job.start_time), ended=_utc(job.end_time))
+    new: list[Outcome] = []
+    if not state and (job.state in _STARTED or job.state == "COMPLETED"):
+        new.append(replace(seen, ended="", detail=f"on {','.join(job.nodes)}"))
     if state != "resumed" and step is not None:
         failed_at = decision.progress_step
         beyond = f", beyond {failed_at}" if failed_at is not None else ""
-        new.append(Outcome("resumed", now, step, f"at step {step}{beyond}"))
+        detail = f"at step {step}{beyond}"
+        new.append(replace(seen, state="resumed", step=step, ended="", detail=detail))
     if job.state == "COMPLETED" and not restarted_again:
-        new.append(Outcome("finished", now, step, "the job has completed"))
-    elif over or job.state in ("CANCELLED", "PREEMPTED"):
-        new.append(Outcome("failed_again", now, step, f"the next attempt ended {job.state}"))
+        new.append(replace(seen, state="finished", step=step, detail="the job has completed"))
+    elif restarted_again or job.state in FAILED_STATES:
+        fresh = job.state in FAILED_STATES and 0 <= now - job.end_time < LINK_SECONDS
+        if following or restarted_again or not fresh:
+            ended = "and was requeued" if restarted_again else f"ended {job.state}"
+            linked = f", decision {following}" if following else ""
+            detail = f"the next attempt {ended}{linked}"
+            new.append(
+                replace(seen, state="failed_again", step=step, detail=detail, decision=following)
+            )
+    elif job.state in ("CANCELLED", "PREEMPTED"):
+        detail = f"the next attempt ended {job.state}"
+        new.append(replace(seen, state="failed_again", step=step, detail=detail))
     return tuple(new)
 
 
@@ -69,6 +93,40 @@ def rerun_time(decision: Decision, jobs: Iterable[Job]) -> int:
         )
     ]
     return min((start for start in starts if start >= int(decided)), default=0)
+
+
+def _as_epilogs_tell(
+    decision: Decision,
+    records: Iterable[FaultRecord],
+    step: int | None,
+    time: str,
+    following: str,
+) -> Outcome:
+    """The end of a job that Slurm has forgotten: its epilogs may have seen it."""
+    attempt = decision.attempt
+    exits = [
+        (record.time, record.job.exit)
+        for record in records
+        if record.hook == "epilog"
+        and record.time > decision.time
+        and record.job is not None
+        and attempt is not None
+        and (record.job.id, record.job.uid) == (attempt.job_id, decision.uid)
+        and record.job.restart == attempt.restart + 1
+        and record.job.exit is not None
+    ]
+    if not exits:
+        return Outcome("lost", time, detail="Slurm no longer knows this job")
+    ended = max(at for at, _ in exits)
+    failed = next((code for _, code in exits if code != "0:0"), "")
+    if failed or following:
+        detail = f"the next attempt ended {failed or 'badly'}, as its epilog tells"
+        return Outcome("failed_again", time, step, detail, ended=ended, decision=following)
+    return Outcome("finished", time, step, "the job has completed, as its epilog tells", "", ended)
+
+
+def _utc(seconds: int) -> str:
+    return utc(seconds) if seconds else ""
 
 
 def _step_beyond(decision: Decision, records: Iterable[FaultRecord]) -> int | None:

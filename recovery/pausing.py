@@ -26,6 +26,9 @@ NODE_ACTIONS = ("drain", "return")
 class Stopped:
     """A Scheduler (``slurm.base``) by which nothing can be changed and nothing be seen."""
 
+    def cluster(self) -> str:
+        raise SchedulerUnavailable("paused")
+
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         raise SchedulerUnavailable("paused")
 
@@ -35,7 +38,7 @@ class Stopped:
     def _refuse(self, *_arguments: object, **_named: object) -> None:
         raise CommandRefused("paused before it could be verified")
 
-    requeue = requeue_hold = start_now = hold = release = set_admin_comment = _refuse
+    requeue = requeue_hold = start_now = hold = release = explain_hold = _refuse
     drain = undrain = set_reason = _refuse
 
 

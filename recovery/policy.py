@@ -114,6 +114,9 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         job_nodes=incident.nodes if job else (),
         ended=_ended(incident),
         ended_time=utc(job.end_time) if job and job.end_time and not incident.requeued else "",
+        started_time=utc(job.start_time)
+        if job and job.start_time and not incident.requeued
+        else "",
         limits=tuple(limit.text for limit in limits),
         considered=tuple(_considered(incident, cause, history, answer)),
         would_change=tuple(reasons.would_change(incident, cause, rule, answer, nodes)),
@@ -122,7 +125,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         progress_step=incident.progress_step,
         gated=incident.gated,
         requeued=incident.requeued,
-        gpus=incident.gpus,
+        gpus=(job.gpus if job else 0) or incident.gpus,
     )
 
 
@@ -229,6 +232,9 @@ def _job_answer(
         wrong = f"its comment is not understood: {wishes.problems[0]}" if wishes.problems else ""
         why = wrong or "its owner did not opt in (--comment recovery=requeue)"
         return JobAnswer("leave", f"{cause.summary}; {why}, so it stays as it ended")
+    if not job.known:
+        text = "Slurm has forgotten the job already: its owner must submit it again"
+        return JobAnswer("leave", f"{cause.summary}; {text}")
     if not job.batch or not job.requeue:
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")

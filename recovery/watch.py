@@ -14,7 +14,7 @@ from recovery.actions import held_by_launch_failure
 from recovery.slurm.base import Job
 from recovery.slurm.hostlist import HostlistError, expand
 from slurm_hooks.config import Policy
-from slurm_hooks.record import FaultRecord, seconds_of
+from slurm_hooks.record import FaultRecord, RecordJob, seconds_of
 
 LATE_SECONDS = 900.0
 """How long an attempt that has been decided on is kept in mind for evidence that comes late."""
@@ -54,6 +54,8 @@ class _Attempt:
     first_look: float | None = None
     ended_look: float | None = None
     gated: bool = False
+    parts: tuple[int, ...] = ()
+    told: RecordJob | None = None
 
 
 @dataclass
@@ -67,10 +69,14 @@ class _Settled:
 
 
 class Watch:
-    """The attempts under watch, with the waiting times of ``policy``."""
+    """The attempts under watch, with the waiting times of ``policy``.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    ``down_since`` is when an aggregator last looked before this one began: what was over and
+    forgotten by Slurm before that has been dealt with. In seconds since the epoch.
+    """
+
+    def __init__(self, policy: Policy, down_since: float) -> None:
+        self._policy, self._down_since = policy, down_since
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._running: dict[int, Job] = {}
         self._settled: dict[tuple[int, int], _Settled] = {}
@@ -81,7 +87,8 @@ class Watch:
     @property
     def job_ids(self) -> set[int]:
         """The jobs to ask the scheduler about."""
-        return {attempt.job_id for attempt in self._attempts.values()}
+        attempts = self._attempts.values()
+        return {job for attempt in attempts for job in (attempt.job_id, *attempt.parts)}
 
     def names(self, node: str) -> bool:
         """Whether a watched attempt ran on ``node``."""
@@ -98,6 +105,7 @@ class Watch:
         attempt = self._attempts.setdefault(
             (job.id, job.restart), _Attempt(job.id, job.restart, job.uid, _nodes_of(record), seen)
         )
+        attempt.told = attempt.told or job
         attempt.reported.add(record.node)
         attempt.gated |= gated
 
@@ -129,9 +137,13 @@ class Watch:
         ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether a job's attempt with that
         restart count has its decision already.
         """
+        asked = self.job_ids
+        self._join_parts(jobs)
         ready: list[Ready] = []
         for key, attempt in sorted(self._attempts.items()):
-            job = jobs.get(attempt.job_id)
+            job = jobs.get(attempt.job_id) or self._forgotten(attempt)
+            if attempt.job_id not in asked or not asked.issuperset(attempt.parts):
+                continue  # known to be of one job only since this look: the next one asks for all
             if (
                 job is None
                 or not self._is(attempt, job)
@@ -145,6 +157,8 @@ class Watch:
                     self.settle(Ready(job, job.nodes or attempt.nodes, attempt.restart), now)
             elif self._can_be_decided(attempt, job, now):
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
+                if job.het_job_id:
+                    nodes = tuple(dict.fromkeys((*nodes, *attempt.nodes)))
                 ready.append(Ready(job, nodes or attempt.nodes, attempt.restart))
         return ready
 
@@ -173,6 +187,54 @@ class Watch:
             another = job is not None and (job.id, job.restart) != (job_id, restart)
             if record.node in settled.nodes and not another:
                 settled.late = True
+
+    def _forgotten(self, attempt: _Attempt) -> Job | None:
+        """What its records tell of a job that slurmctld has forgotten (MinJobAge) since."""
+        told = attempt.told
+        if told is None or told.uid is None or attempt.gated or attempt.seen < self._down_since:
+            return None
+        code, _, number = (told.exit or "0:0").partition(":")
+        return Job(
+            id=told.id,
+            name="",
+            user=told.user or "",
+            uid=told.uid,
+            account="",
+            partition=told.partition or "",
+            qos="",
+            state="FAILED",
+            nodes=attempt.nodes,
+            restarts=attempt.restart,
+            end_time=int(attempt.seen),
+            exit_code=int(code) if code.isdigit() else 0,
+            signal=int(number) if number.isdigit() else 0,
+            comment=told.comment or "",
+            known=False,
+        )
+
+    def _join_parts(self, jobs: Mapping[int, Job]) -> None:
+        """Make one attempt of the parts of a heterogeneous job: Slurm restarts them together.
+
+        A part that no record has named is found by the look after this one, since its leader's
+        job tells its id.
+        """
+        for (job_id, restart), attempt in sorted(self._attempts.items()):
+            job = jobs.get(job_id)
+            if job is None or not job.het_job_id:
+                continue
+            if job_id == job.het_job_id:
+                attempt.parts = job.het_parts
+                others = [jobs[part] for part in job.het_parts if part in jobs]
+                nodes = [node for other in others for node in other.nodes]
+                attempt.nodes = tuple(dict.fromkeys((*attempt.nodes, *nodes)))
+                continue
+            del self._attempts[job_id, restart]
+            leader = self._attempts.setdefault(
+                (job.het_job_id, restart),
+                _Attempt(job.het_job_id, restart, attempt.uid, attempt.nodes, attempt.seen),
+            )
+            leader.nodes = tuple(dict.fromkeys((*leader.nodes, *attempt.nodes)))
+            leader.reported |= attempt.reported
 
     def forget(self, ready: Ready) -> None:
         """Stop watching an attempt: it has been dealt with."""
@@ -208,7 +270,8 @@ class Watch:
         if attempt.ended_look is None:
             attempt.ended_look = now
         all_spoke = set(attempt.nodes) <= attempt.reported
-        waited = now - attempt.ended_look >= self._policy.settle
+        # A clock that was set back must not make it wait by as much.
+        waited = not 0 <= now - attempt.ended_look < self._policy.settle
         bounded = now - (attempt.first_look or now) >= self._policy.gather_max
         completing = "COMPLETING" in job.flags
         return (all_spoke or waited or bounded) and (not completing or bounded)

@@ -38,7 +38,9 @@ class Controller:
     ``state`` is on the controller's own disk. ``poll`` seconds pass between looks at the spool,
     ``snapshot`` seconds between full looks at the scheduler. Records stay in the index for
     ``index_days``; their archive is the site's own to thin out. ``cluster`` is Slurm's ClusterName:
-    where it is set, records of another cluster in the same spool are left alone.
+    where it is not set, Slurm is asked. Records of another cluster in the same spool are left
+    alone. A job that is started again gets the nice value ``-restart_nice``, which makes up for the
+    age that a requeue takes from its priority; 0 leaves its nice value alone.
     """
 
     cluster: str = ""
@@ -47,6 +49,11 @@ class Controller:
     snapshot: float = 30.0
     command_timeout: float = 20.0
     index_days: int = 90
+    restart_nice: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.restart_nice <= 2_147_483_645:  # man sbatch, --nice
+            raise ValueError("restart_nice must be between 0 and 2147483645")
 
 
 @frozen

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.demo.cluster import Cluster
+from slurm_hooks.record import utc
 
 NOBODY = 65534
 
@@ -146,6 +147,17 @@ def submit(
         started = folder / "started-0"
         cluster.wait(started.exists, WAIT_SECONDS, f"job {job.id} starts")
     return job
+
+
+def wait_for_a_full_look(cluster: Cluster) -> None:
+    """Wait until the aggregator has asked Slurm for everything, from now on."""
+    asked = utc()
+
+    def looked() -> bool:
+        status = json.loads(cluster.run("recovery", "status", "--json").stdout)
+        return str(status["last_snapshot"] or "") > asked
+
+    cluster.wait(looked, WAIT_SECONDS, "a full look of the aggregator")
 
 
 def decisions(cluster: Cluster) -> list[dict[str, Any]]:

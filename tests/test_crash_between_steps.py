@@ -240,5 +240,5 @@ def test_killed_after_each_of_its_steps_in_turn_a_job_is_held_once(
     changed = cluster.mutations() - before
     assert (changed["REQUEST_JOB_REQUEUE"], changed["REQUEST_UPDATE_NODE"]) == (1, 0)
     steps = told.read_text().splitlines()
-    assert {"CliScheduler.requeue_hold", "CliScheduler.set_admin_comment"} <= set(steps)
+    assert {"CliScheduler.requeue_hold", "CliScheduler.explain_hold"} <= set(steps)
     tidy(cluster)

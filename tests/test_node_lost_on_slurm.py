@@ -11,8 +11,15 @@ import psutil
 import pytest
 
 from recovery.demo.cluster import Cluster
-from slurm_hooks.record import utc
-from tests.failing_job import ACT, OPTED_IN, SLURM_CONF, WAIT_SECONDS, submit, tidy
+from tests.failing_job import (
+    ACT,
+    OPTED_IN,
+    SLURM_CONF,
+    WAIT_SECONDS,
+    submit,
+    tidy,
+    wait_for_a_full_look,
+)
 
 pytestmark = pytest.mark.slurm
 
@@ -21,17 +28,6 @@ pytestmark = pytest.mark.slurm
 def cluster() -> Iterator[Cluster]:
     with Cluster(3, 8, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as running:
         yield running
-
-
-def wait_for_a_full_look(cluster: Cluster) -> None:
-    """Wait until the aggregator has asked Slurm for everything, from now on."""
-    asked = utc()
-
-    def looked() -> bool:
-        status = json.loads(cluster.run("recovery", "status", "--json").stdout)
-        return str(status["last_snapshot"] or "") > asked
-
-    cluster.wait(looked, WAIT_SECONDS, "a full look of the aggregator")
 
 
 def test_a_job_whose_node_is_lost_runs_again_without_it_and_without_a_requeue_of_ours(

@@ -102,11 +102,11 @@ def test_a_job_is_put_back_held_for_its_owner_and_says_why(
     scheduler.requeue_hold(str(job))
     special = wait_for(cluster, job, "SPECIAL_EXIT", lambda job: job.state == "SPECIAL_EXIT")
     assert special.held
-    scheduler.set_admin_comment(str(job), 'recovery: d1: "KeyError"\nmend, then: JobState=x, go')
+    scheduler.explain_hold(str(job), 'recovery: d1: "KeyError"\nmend, then: JobState=x, go')
     assert scheduler.jobs([job])[job].admin_comment == (
         "recovery: d1: 'KeyError' mend, then: JobState=x, go"
     )
-    scheduler.set_admin_comment(str(job), "x" * 100_000)
+    scheduler.explain_hold(str(job), "x" * 100_000)
     assert len(scheduler.jobs([job])[job].admin_comment) == 2000
 
 

@@ -36,5 +36,5 @@ def test_a_step_that_the_failed_attempt_left_behind_is_not_resumed_work(
     seen = Finding("progress.seen", "info", "step 31", step=31, job_id=12, evidence=(evidence,))
     read = record("n1", job=None, hook="health_check", time=utc(DECIDED + 10), findings=(seen,))
     decided = decision(time=utc(DECIDED), progress_step=failed_at)
-    states = [new.state for new in outcomes(decided, NEXT_ATTEMPT, [read], utc(DECIDED + 11))]
+    states = [new.state for new in outcomes(decided, NEXT_ATTEMPT, [read], DECIDED + 11)]
     assert states == (["restarted", "resumed"] if resumed else ["restarted"])

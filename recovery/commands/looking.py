@@ -1,10 +1,11 @@
 """What an operator looks at: ``status``, ``incidents``, ``decisions``, ``nodes``,
-``explain``."""
+``explain``, ``metrics``."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ import click
 from recovery.commands import opening
 from recovery.report import text
 from slurm_hooks.record import utc
+
+_METRICS_LIMIT = 100_000
+"""Most decisions that figures are made of, the newest: some hundred megabytes of memory."""
 
 
 @click.command()
@@ -121,3 +125,17 @@ def explain(name: str, as_json: bool) -> None:
         click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
         return
     click.echo("\n\n".join(text.story(decision) for decision in found))
+
+
+@click.command()
+@click.option("--days", default=30, show_default=True, help="Of jobs decided on in so many days.")
+@opening.JSON
+def metrics(days: int, as_json: bool) -> None:
+    """Effective training time, time to failure and to recovery, for Prometheus."""
+    from recovery import effort
+    from recovery.report import prometheus
+
+    since = utc(time.time() - days * 86_400)
+    with opening.index(opening.configuration()) as store:
+        figures = effort.of_jobs(store.decisions(since=since, limit=_METRICS_LIMIT))
+    click.echo(json.dumps(figures.to_dict()) if as_json else prometheus.fleet(figures), nl=as_json)

@@ -59,7 +59,7 @@ def scheduler(config: Config) -> Scheduler:
         return RestScheduler(config.slurm, timeout_seconds=seconds)
     from recovery.slurm.cli import CliScheduler
 
-    return CliScheduler(timeout_seconds=seconds)
+    return CliScheduler(None, seconds, config.controller.restart_nice)
 
 
 @contextmanager

@@ -97,6 +97,10 @@ class RecordedScheduler:
         """Return the recorded jobs."""
         return {id: job for id, job in self._jobs.items() if ids is None or id in ids}
 
+    def cluster(self) -> str:
+        """Return the name of the cluster that was recorded."""
+        return "private"
+
     def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
         """Return the recorded nodes."""
         return {name: n for name, n in self._nodes.items() if names is None or name in names}
@@ -121,7 +125,7 @@ class RecordedScheduler:
         """Refuse."""
         self._refuse("release")
 
-    def set_admin_comment(self, job: str, text: str) -> None:
+    def explain_hold(self, job: str, text: str, excluded: Collection[str] | None = None) -> None:
         """Refuse."""
         self._refuse("update of the job")
 

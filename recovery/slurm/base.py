@@ -35,7 +35,10 @@ class Job:
     where Slurm says none. ``exit_code`` and ``signal`` are the batch script's. ``array`` is
     ``6_2``, ``None`` for what is no array task. ``nodes``, ``excluded`` and ``required`` are
     expanded names. ``dependency`` is what is left of the job's own, in Slurm's words
-    (``afterok:11(failed)``); a time limit is 0 where there is none.
+    (``afterok:11(failed)``); a time limit is 0 where there is none. ``het_parts`` are the ids of
+    all parts of a heterogeneous job, the leader's first. ``gpus`` is how many it has or asks for
+    on all its nodes. ``known`` is False where slurmctld has forgotten the job and its records
+    alone tell of it.
     """
 
     id: int
@@ -69,6 +72,9 @@ class Job:
     dependency: str = ""
     array: str | None = None
     het_job_id: int | None = None
+    het_parts: tuple[int, ...] = ()
+    gpus: int = 0
+    known: bool = True
     sluid: str | None = None
     comment: str = ""
     admin_comment: str = ""
@@ -127,6 +133,9 @@ class Scheduler(Protocol):
     something, CommandRefused. Reading many is one command, not many.
     """
 
+    def cluster(self) -> str:
+        """Return the cluster's name (slurm.conf: ClusterName)."""
+
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         """Return the jobs that the controller still remembers, ended ones too; None asks for all.
 
@@ -146,13 +155,16 @@ class Scheduler(Protocol):
         """Make a pending job eligible at once, off the nodes ``excluded`` (replaces its list)."""
 
     def hold(self, job: str) -> None:
-        """Hold a pending job."""
+        """Hold a pending job; its owner may release it."""
 
     def release(self, job: str) -> None:
         """Release a held job."""
 
-    def set_admin_comment(self, job: str, text: str) -> None:
-        """Replace a job's AdminComment."""
+    def explain_hold(self, job: str, text: str, excluded: Collection[str] | None = None) -> None:
+        """Say in a held job's AdminComment why it is held; released, it may start at once.
+
+        ``excluded`` replaces its list of excluded nodes where it is given.
+        """
 
     def drain(self, nodes: Collection[str], reason: str) -> None:
         """Drain nodes; this overwrites a standing reason, so read before."""

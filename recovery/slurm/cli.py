@@ -62,17 +62,31 @@ class CliScheduler:
     """Implements ``recovery.slurm.base.Scheduler``.
 
     ``environment`` replaces this process's own (``SLURM_CONF``, ``PATH``); each command ends
-    within ``timeout_seconds``.
+    within ``timeout_seconds``. ``restart_nice`` is what ``start_now`` takes off a job's nice value
+    of 0; 0 leaves it alone.
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, timeout_seconds: float = 20
+        self,
+        environment: Mapping[str, str] | None = None,
+        timeout_seconds: float = 20,
+        restart_nice: int = 0,
     ) -> None:
         given = os.environ if environment is None else environment
         kept = {name: value for name, value in given.items() if not _STRIPPED.fullmatch(name)}
         self._environment = {"PATH": os.defpath, **kept, "LC_ALL": "C"}
         self._timeout_seconds = timeout_seconds
+        self._nice = [f"Nice={-restart_nice}"] if restart_nice else []
         self._sinfo_lists_nodes: bool | None = None
+
+    def cluster(self) -> str:
+        """See ``Scheduler.cluster``; every release prints it as text alike."""
+        result = self._run(["scontrol", "show", "config"])
+        match = re.search(r"^ClusterName\s*= (\S+)$", result.stdout, re.MULTILINE)
+        if result.status or not match:
+            said = one_line(result.stderr, 300) or "nothing"
+            raise SchedulerUnavailable(f"scontrol show config tells no ClusterName, but {said}")
+        return match[1]
 
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         """Return the jobs that slurmctld remembers; see ``Scheduler.jobs``.
@@ -118,17 +132,26 @@ class CliScheduler:
 
     def start_now(self, job: str, excluded: Collection[str]) -> None:
         names = checked_nodes(excluded) if excluded else ""
-        self._change("update", f"job={checked_job(job)}", f"ExcNodeList={names}", "StartTime=now")
+        listed = f"ExcNodeList={names}"
+        self._change("update", f"job={checked_job(job)}", listed, "StartTime=now", *self._nice)
 
     def hold(self, job: str) -> None:
-        self._change("hold", checked_job(job))
+        # What root holds by "hold" only an administrator releases (man scontrol).
+        self._change("uhold", checked_job(job))
 
     def release(self, job: str) -> None:
         self._change("release", checked_job(job))
 
-    def set_admin_comment(self, job: str, text: str) -> None:
-        comment = one_line(text, ADMIN_COMMENT_LIMIT)
-        self._change("update", f"job={checked_job(job)}", f"AdminComment={comment}")
+    def explain_hold(self, job: str, text: str, excluded: Collection[str] | None = None) -> None:
+        """See ``Scheduler.explain_hold``.
+
+        A requeued job is eligible only two minutes later, and so it would wait although released
+        (measured on 22.05). StartTime=now leaves it held, and a release then starts it at once.
+        """
+        comment = f"AdminComment={one_line(text, ADMIN_COMMENT_LIMIT)}"
+        names = checked_nodes(excluded) if excluded else ""
+        listed = [] if excluded is None else [f"ExcNodeList={names}"]
+        self._change("update", f"job={checked_job(job)}", *listed, "StartTime=now", comment)
 
     def drain(self, nodes: Collection[str], reason: str) -> None:
         if not nodes:

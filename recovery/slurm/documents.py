@@ -170,6 +170,8 @@ def _job(fields: dict[str, Any]) -> Job:
         dependency=_text(fields.get("dependency")),
         array=f"{array_job}_{array_task}" if array_job and array_task is not None else None,
         het_job_id=_number(fields["het_job_id"]) or None,
+        het_parts=_het_parts(_text(fields["het_job_id_set"])),
+        gpus=_job_gpus(fields),
         # 26.05 has it in an object that names the whole job as a step.
         sluid=_text(fields.get("step_id", {}).get("sluid")) or None,
         comment=_text(_comment(fields, "user", "comment")),
@@ -241,6 +243,26 @@ def _gpus(gres: str) -> int:
     """Return the GPUs in ``gpu:8``, ``gpu:a100:4(S:0-1),gpu:v100:4,shard:3``."""
     terms = re.split(r",(?![^(]*\))", gres)
     return sum(int(match[1]) for term in terms if (match := _GPU.fullmatch(term.strip())))
+
+
+def _job_gpus(fields: dict[str, Any]) -> int:
+    """Return a job's GPUs: those given it, node by node, else those it asks for."""
+    given = [text for text in fields["gres_detail"] if isinstance(text, str)]
+    if given:
+        return sum(map(_gpus, given))
+    each, whole = (
+        _gpus(_text(fields[name]).replace("gres:", "").replace("gres/", ""))
+        for name in ("tres_per_node", "tres_per_job")
+    )
+    return each * max(1, _number(fields["node_count"])) if each else whole
+
+
+def _het_parts(text: str) -> tuple[int, ...]:
+    """Return the ids in ``9-10`` or ``9,12-13``, empty for what is no heterogeneous job."""
+    try:
+        return tuple(int(one) for one in expand(f"[{text}]")) if text else ()
+    except HostlistError as error:
+        raise TypeError(str(error)) from error
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -79,6 +79,21 @@ class RestScheduler:
         self._client = Client(settings, {"PATH": os.defpath, **given}, timeout_seconds)
         self._api: _Api | None = None
 
+    def cluster(self) -> str:
+        """Return the cluster's name: of the answer itself, or on 22.05 of a node in it."""
+        answer = self._ask("GET", self._negotiated().path("/nodes"))
+        try:
+            document = json.loads(answer.text)
+            slurm = document["meta"].get("slurm") or {}
+            name = slurm.get("cluster") or document["nodes"][0]["cluster_name"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._unreadable("nodes", error) from error
+        if not name:
+            raise SchedulerUnavailable(
+                "slurmrestd names no cluster: set controller.cluster in recovery.toml"
+            )
+        return str(name)
+
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
         """Return the jobs that slurmctld remembers; see ``Scheduler.jobs``."""
         if ids is not None and not ids:
@@ -114,10 +129,8 @@ class RestScheduler:
 
     def start_now(self, job: str, excluded: Collection[str]) -> None:
         checked_nodes(excluded)
-        began = {"set": True, "infinite": False, "number": int(time.time())}
-        self._update(
-            "update job", job, {"excluded_nodes": ",".join(sorted(excluded)), "begin_time": began}
-        )
+        listed = ",".join(sorted(excluded))
+        self._update("update job", job, {"excluded_nodes": listed, "begin_time": _now()})
 
     def hold(self, job: str) -> None:
         self._change("hold", f"/job/{checked_job(job)}", {"hold": True})
@@ -125,8 +138,12 @@ class RestScheduler:
     def release(self, job: str) -> None:
         self._change("release", f"/job/{checked_job(job)}", {"hold": False})
 
-    def set_admin_comment(self, job: str, text: str) -> None:
-        self._update("update job", job, {"admin_comment": one_line(text, ADMIN_COMMENT_LIMIT)})
+    def explain_hold(self, job: str, text: str, excluded: Collection[str] | None = None) -> None:
+        body: dict[str, Any] = {"admin_comment": one_line(text, ADMIN_COMMENT_LIMIT)}
+        if excluded is not None:
+            checked_nodes(excluded)
+            body["excluded_nodes"] = ",".join(sorted(excluded))
+        self._update("update job", job, {**body, "begin_time": _now()})
 
     def drain(self, nodes: Collection[str], reason: str) -> None:
         if not nodes:
@@ -211,6 +228,11 @@ class RestScheduler:
     def _unreadable(self, what: str, error: Exception) -> SchedulerUnavailable:
         self._api = None
         return SchedulerUnavailable(f"slurmrestd's answer about {what}: {error}"[:500])
+
+
+def _now() -> dict[str, Any]:
+    """This moment, as slurmrestd takes a time that may be unset."""
+    return {"set": True, "infinite": False, "number": int(time.time())}
 
 
 def _missing(api: _Api, what: str, since: str) -> CommandRefused:
