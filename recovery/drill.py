@@ -89,10 +89,10 @@ def perform(
     why = refusal(job)
     if job is None or why:
         raise DrillRefused(why)
-    before = step_of(job)
-    if before is None:
+    told = progress_of(job)
+    if told is None:
         raise DrillRefused("its progress file cannot be read, or holds no step yet")
-    began = time.monotonic()
+    before, began = told.step, time.monotonic()
     until = began + drill.timeout_seconds
 
     def waited(look: Callable[[], str], name: str, missing: str) -> Step:
@@ -120,7 +120,9 @@ def perform(
     if not restarted.kept:
         return
     resumed = waited(
-        lambda: _resumed(job, before), "resumed", f"its work has not gone beyond step {before}"
+        lambda: _resumed(job, before, scheduler),
+        "resumed",
+        f"its work has not gone beyond step {before}",
     )
     yield resumed
     if not (resumed.kept and drill.check):
@@ -131,12 +133,18 @@ def perform(
         yield _checked(drill.check, began)
 
 
-def step_of(job: Job) -> int | None:
-    """Return the step that a job's progress file holds, read as the job's user."""
+def progress_of(job: Job) -> progress.Progress | None:
+    """Return what a job's progress file tells and when it was written, read as the job's user."""
     path = Path(job.work_dir) / (optin.parse(job.comment).progress or "")
-    read = as_user.look(job.uid, lambda: as_user.read_start(path, _PROGRESS_BYTES), READ_SECONDS)
-    found = progress.in_file(read.output) if read.status == "ok" else None
-    return found.step if found else None
+
+    def look() -> bytes:
+        with as_user.open_regular(path) as file:
+            written = os.fstat(file.fileno()).st_mtime
+            return f"{written!r}\n".encode() + file.read(_PROGRESS_BYTES)
+
+    read = as_user.look(job.uid, look, READ_SECONDS)
+    written, _, content = read.output.partition(b"\n")
+    return progress.in_file(content, float(written)) if read.status == "ok" else None
 
 
 def _interrupt(drill: Drill, job: Job, scheduler: Scheduler, until: float) -> None:
@@ -200,9 +208,15 @@ def _restarted(job: Job, scheduler: Scheduler) -> str:
     return f"on {', '.join(now.nodes)}"
 
 
-def _resumed(job: Job, before: int) -> str:
-    now = step_of(job)
-    return f"step {now}, beyond {before}" if now is not None and now > before else ""
+def _resumed(job: Job, before: int, scheduler: Scheduler) -> str:
+    """What the attempt that runs now has written itself, if that is beyond ``before``.
+
+    The interrupted one may have gone on for a step or two after it was looked at.
+    """
+    told, now = progress_of(job), scheduler.jobs([job.id]).get(job.id)
+    if told is None or now is None or told.time is None or told.time < now.start_time:
+        return ""
+    return f"step {told.step}, beyond {before}" if told.step > before else ""
 
 
 def _over(job: Job, scheduler: Scheduler) -> str:

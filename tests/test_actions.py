@@ -80,7 +80,8 @@ def case(
     job.wait_for("FAILED")
     shown: Job = replace(cluster.scheduler().jobs([job.id])[job.id], **pretended)  # type: ignore[arg-type]
     attempt = Attempt("private", job.id, shown.restarts, shown.submit_time)
-    told = [incidents.epilog(shown.nodes[0], [replace(seen, job_id=None)], shown)]
+    epilog = incidents.epilog(shown.nodes[0], [replace(seen, job_id=None)], shown)
+    told = [replace(epilog, time=utc())]
     incident = of_attempt(attempt, shown, shown.nodes, told, float(shown.end_time), [], utc())
     decision = decide(incident, History(), POLICY, time.time(), "act")
     planned = actions.intents(decision, utc())

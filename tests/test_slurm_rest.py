@@ -183,7 +183,10 @@ def test_a_stopped_slurmctld_is_unavailable_and_never_an_empty_cluster(
 
 
 def test_the_aggregator_watches_through_slurmrestd(cluster: Cluster, server: Restd) -> None:
-    cluster.configure(f'[slurm]\nbackend = "rest"\nurl = "unix:{server.socket}"\nuser = "root"\n')
+    cluster.configure(
+        f'[slurm]\nbackend = "rest"\nurl = "unix:{server.socket}"\nuser = "root"\n'
+        '[controller]\ncluster = "private"\n'
+    )
     # The requests reach slurmctld, and no command of Slurm's but the one for the token is run.
     done = cluster.run("recovery", "once", "--json")
     assert '"schema": "pass/v1"' in done.stdout

@@ -80,14 +80,13 @@ class RestScheduler:
         self._api: _Api | None = None
 
     def cluster(self) -> str:
-        """Return the cluster's name: of the answer itself, or on 22.05 of a node in it."""
-        answer = self._ask("GET", self._negotiated().path("/nodes"))
+        """Return the cluster's name, which each answer tells but those of 22.05."""
+        answer = self._ask("GET", self._negotiated().path("/ping"))
         try:
-            document = json.loads(answer.text)
-            slurm = document["meta"].get("slurm") or {}
-            name = slurm.get("cluster") or document["nodes"][0]["cluster_name"]
+            slurm = json.loads(answer.text)["meta"].get("slurm") or {}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._unreadable("nodes", error) from error
+            raise self._unreadable("itself", error) from error
+        name = slurm.get("cluster")
         if not name:
             raise SchedulerUnavailable(
                 "slurmrestd names no cluster: set controller.cluster in recovery.toml"
