@@ -133,9 +133,17 @@ def _requeue(
             return replace(action, step="requeue")
         scheduler.requeue(action.target)
         return action
+    if decision.running and action.step and _is_ending(job, decision):
+        return action
     ours = bool(action.step) or decision.requeued
     if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
+    if decision.running and job.pending and action.step in ("requeue", "gap"):
+        # Its attempt ended with the requeue: only now does the gap before the next one begin.
+        if action.step == "requeue":
+            return replace(action, step="gap", detail=utc(now))
+        if now < seconds_of(action.detail) + RESTART_GAP_SECONDS:
+            return action
     return _start(action, decision, job, scheduler, now)
 
 
@@ -257,9 +265,18 @@ def _superseded(action: Action, job: Job) -> Action:
     return replace(action, state="abandoned", detail=detail)
 
 
-def _is_the_failed_one(job: Job, decision: Decision) -> bool:
-    """Whether this is the attempt decided on, still lying as it ended."""
+def _is_ending(job: Job, decision: Decision) -> bool:
+    """Whether this is the attempt that ran, being ended by its requeue: Slurm counts it after."""
     attempt = decision.attempt
+    same = attempt is not None and job.restarts == attempt.restart and job.uid == decision.uid
+    return same and "COMPLETING" in job.flags
+
+
+def _is_the_failed_one(job: Job, decision: Decision) -> bool:
+    """Whether this is the attempt decided on, still lying as it ended, or still running."""
+    attempt = decision.attempt
+    if decision.running:
+        return attempt is not None and job.state == "RUNNING" and job.uid == decision.uid
     return (
         attempt is not None
         and job.state in FAILED_STATES

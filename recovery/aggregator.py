@@ -17,6 +17,7 @@ from recovery import actions, gate_slots, guard, incident, policy
 from recovery import cause as causes
 from recovery.acting import Acting
 from recovery.decision import Action, Attempt, Decision
+from recovery.hangs import Found, Hangs
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
 from recovery.publish import Publisher
@@ -68,6 +69,7 @@ class Aggregator:
         self._inbox = ChildInbox(config.spool.path, config.spool, config.controller.index_days)
         self._standings = tuple(guard.standing(g, guard.Agreement()) for g in config.grant)
         self._watch = Watch(config.policy)
+        self._hangs = Hangs(config.policy, config.spool.path)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._sick: dict[str, FaultRecord] = {}
         self._named_jobs: set[int] = set()
@@ -122,6 +124,7 @@ class Aggregator:
             if ours and record.cluster and record.cluster != ours:
                 continue
             self._watch.note(record)
+            self._hangs.note(record)
             if record.job is not None:
                 self._named_jobs.add(record.job.id)
             self._named_jobs.update(f.job_id for f in record.findings if f.job_id is not None)
@@ -132,7 +135,9 @@ class Aggregator:
         """Look at the jobs that matter, and add to ``decided`` what can be decided now."""
         now = self._clock()
         if now >= self._snapshot_due:
-            self._watch.note_snapshot(self._scheduler.jobs(), now)
+            known = self._scheduler.jobs()
+            self._watch.note_snapshot(known, now)
+            self._hangs.note_snapshot(known)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
             self._ledger.store.forget_records(
@@ -143,6 +148,10 @@ class Aggregator:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             for ready in self._watch.ready(jobs, self._is_decided, now):
                 self._decide_attempt(ready, decided)
+        wanted = self._hangs.due(now)
+        if wanted:
+            for found in self._hangs.judge(wanted, self._scheduler.jobs(wanted), now):
+                self._decide_running(found, decided)
         if self._sick:
             self._judge_nodes(decided)
 
@@ -162,15 +171,40 @@ class Aggregator:
         since = utc(ended - incident.BEFORE_END_SECONDS)
         records = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
         states = self._scheduler.nodes(ready.nodes).values()
-        case = incident.of_attempt(attempt, job, ready.nodes, records, ended, states, utc(now))
+        hang = self._hangs.at_end(job, ended)
+        case = incident.of_attempt(
+            attempt, job, ready.nodes, records, ended, states, utc(now), hang=hang
+        )
         if case.requeued and not (case.lost or case.gated):
             # A person's requeue, or one whose reason Slurm alone knows: left to them.
             self._watch.forget(ready)
             return
-        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
-        earlier = tuple(d for d in known if policy.same_attempt(d, attempt))
-        decided.append(self._decide(case, earlier))
+        decided.append(self._decide(case, self._earlier(attempt, job)))
         self._watch.forget(ready)
+
+    def _decide_running(self, found: Found, decided: list[Decision]) -> None:
+        """Decide on a job that hangs or is slow; of each kind once for an attempt."""
+        job, now = found.job, self._clock()
+        attempt = self._attempt(job)
+        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
+        kinds = [d.cause.fault_class == "slowdown" for d in known if d.attempt == attempt]
+        if (found.slowdown is not None) not in kinds:
+            stopped = found.hang.stall.since if found.hang else now
+            since = utc(stopped - incident.BEFORE_END_SECONDS)
+            records = self._ledger.store.records(job.nodes, since, utc(now + _DAY_SECONDS))
+            states = self._scheduler.nodes(job.nodes).values()
+            case = incident.of_attempt(
+                *(attempt, job, job.nodes, records, now, states, utc(now)),
+                hang=found.hang,
+                slowdown=found.slowdown,
+            )
+            decided.append(self._decide(case, self._earlier(attempt, job)))
+        self._hangs.settle(found)
+
+    def _earlier(self, attempt: Attempt, job: Job) -> tuple[Decision, ...]:
+        """The decisions on the job's former attempts, oldest first."""
+        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
+        return tuple(d for d in known if d.settles and policy.same_attempt(d, attempt))
 
     def _judge_nodes(self, decided: list[Decision]) -> None:
         """Decide on nodes that report a fault of their own, each fault once a day."""
@@ -236,11 +270,16 @@ class Aggregator:
 
     def _is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
-        store, attempt = self._ledger.store, self._attempt(job)
-        if restart == job.restarts:
-            return store.attempt_decision(attempt.key) is not None
-        known = store.job_decisions(attempt.cluster, job.id, job.uid)
-        return any(d.attempt is not None and d.attempt.restart == restart for d in known[-20:])
+        attempt = self._attempt(job)
+        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
+        return any(
+            d.settles
+            and d.attempt is not None
+            and d.attempt.restart == restart
+            # A requeue has changed the job's own key; before one, it tells two jobs apart.
+            and (restart != job.restarts or d.attempt.key == attempt.key)
+            for d in known[-20:]
+        )
 
     def _say_once(self, problems: Sequence[str]) -> None:
         for problem in problems:

@@ -148,6 +148,7 @@ class Decision:
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
+    ``running``: the attempt had not ended when it was decided on (it hangs, or is slow).
     """
 
     id: str
@@ -177,6 +178,7 @@ class Decision:
     limited_by: tuple[str, ...] = ()
     gated: tuple[str, ...] = ()
     requeued: bool = False
+    running: bool = False
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
@@ -185,6 +187,17 @@ class Decision:
     def outcome(self) -> Outcome | None:
         """What has become of it so far; ``outcomes`` has what came before that."""
         return self.outcomes[-1] if self.outcomes else None
+
+    @property
+    def settles(self) -> bool:
+        """Whether nothing else is to be decided on this attempt.
+
+        One that still ran, and was not ended by this decision, has its end to come.
+        """
+        undone = ("recorded", "failed", "abandoned")
+        return not self.running or any(
+            action.kind == "requeue" and action.state not in undone for action in self.actions
+        )
 
     @property
     def open(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from recovery.decision import Attempt
 from recovery.slurm.base import Job, Node
+from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog, optin
 from slurm_hooks.optin import OptIn
 from slurm_hooks.record import FaultRecord, Finding, seconds_of
@@ -62,6 +63,7 @@ class Incident:
     whose epilog has spoken, ``silent`` the others. ``lost`` are nodes that Slurm itself calls down
     or not responding. ``gated`` are nodes that kept the attempt from starting.
     ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
+    ``hang``: its progress has stopped, now or before its time limit; ``slowdown``: it runs slowly.
     """
 
     key: str
@@ -80,6 +82,13 @@ class Incident:
     checkpoints_broken: bool = False
     progress_step: int | None = None
     partitions: tuple[str, ...] = ()
+    hang: Hang | None = None
+    slowdown: Slowdown | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the attempt has not ended: it hangs, or is slow."""
+        return self.job is not None and self.job.state == "RUNNING" and not self.requeued
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -95,15 +104,19 @@ def of_attempt(
     ended: float,
     states: Iterable[Node],
     now: str,
+    hang: Hang | None = None,
+    slowdown: Slowdown | None = None,
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
     What another hook saw before the attempt began is not its story: the node may have been mended
     since, and what still stands its own prolog and epilog report. A finding about a GPU that
-    another job of a shared node holds is left out.
+    another job of a shared node holds is left out. Where progress stopped earlier than the attempt
+    ended, or has not ended it yet, the story begins there.
     """
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
-    since = max(ended - BEFORE_END_SECONDS, started)
+    stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
+    since = max(min(stopped, ended) - BEFORE_END_SECONDS, started)
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
     gated = set[str]()
@@ -150,6 +163,8 @@ def of_attempt(
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),
+        hang=hang,
+        slowdown=slowdown,
     )
 
 

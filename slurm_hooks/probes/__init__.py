@@ -24,6 +24,8 @@ NAMES = (
     "host",
     "joblog",
     "checkpoint",
+    "activity",
+    "hang_evidence",
     "storage",
     "processes",
     "nccl",
