@@ -32,7 +32,8 @@ RESTART_GAP_SECONDS = 1.0
 GIVE_UP_SECONDS = 300.0
 """An action that could not be brought to its end for so long is handed to a person."""
 
-_LIVE = frozenset(("RUNNING", "CONFIGURING", "COMPLETING", "COMPLETED", "SUSPENDED"))
+_STARTED = frozenset(("RUNNING", "CONFIGURING", "COMPLETED", "SUSPENDED"))
+_LIVE = _STARTED | {"COMPLETING"}
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,15 @@ def _requeue(
             return replace(action, step="requeue")
         scheduler.requeue(action.target)
         return action
-    if decision.running and action.step and _is_ending(job, decision):
+    if decision.running and action.step and "COMPLETING" in job.flags:
         return action
     ours = bool(action.step) or decision.requeued
     if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
-    if decision.running and job.pending and action.step in ("requeue", "gap"):
-        # Its attempt ended with the requeue: only now does the gap before the next one begin.
+    if decision.running and action.step in ("requeue", "gap") and job.state not in _STARTED:
+        # Its attempt ends with the requeue: only then does the gap before the next one begin.
+        if not job.pending:
+            return action
         if action.step == "requeue":
             return replace(action, step="gap", detail=utc(now))
         if now < seconds_of(action.detail) + RESTART_GAP_SECONDS:
@@ -263,13 +266,6 @@ def _superseded(action: Action, job: Job) -> Action:
     """Somebody else has moved the job on: what was decided is about an attempt that is history."""
     detail = f"superseded: the job is {job.state} with {job.restarts} restarts"
     return replace(action, state="abandoned", detail=detail)
-
-
-def _is_ending(job: Job, decision: Decision) -> bool:
-    """Whether this is the attempt that ran, being ended by its requeue: Slurm counts it after."""
-    attempt = decision.attempt
-    same = attempt is not None and job.restarts == attempt.restart and job.uid == decision.uid
-    return same and "COMPLETING" in job.flags
 
 
 def _is_the_failed_one(job: Job, decision: Decision) -> bool:
