@@ -99,3 +99,20 @@ def archived(spool: Path) -> list[str]:
     files = sorted(spool.glob("archive/*/records.jsonl"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [json.loads(line)["record"]["id"] for line in lines]
+
+
+def waiting(spool: Path) -> list[str]:
+    """Names of what is yet to be taken in."""
+    return sorted(path.name for path in (spool / "incoming").iterdir())
+
+
+def beat(spool: Path, node: str, **changes: Any) -> None:
+    """Leave a node's heartbeat in the spool."""
+    document = {
+        "schema": "heartbeat/v1", "node": node, "boot_id": BOOT_ID, "time": utc(),
+        "verdict": "ok", "probes": [],
+    }  # fmt: skip
+    hidden = spool / "heartbeat" / f".{node}"
+    hidden.write_text(json.dumps({**document, **changes}))
+    hidden.chmod(0o644)
+    hidden.rename(spool / "heartbeat" / f"{node}.json")

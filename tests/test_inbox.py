@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from recovery.journal import Journal
 from recovery.store import Store, open_store, rebuild
 from slurm_hooks.config import Spool
 from slurm_hooks.record import FaultRecord, new_id, utc
-from tests.records import BOOT_ID, SETTINGS, archived, drop, make_spool, put, record
+from tests.records import SETTINGS, archived, beat, drop, make_spool, put, record, waiting
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, needs root")
 
@@ -49,10 +48,6 @@ def inbox(spool: Path) -> Inbox:
 
 def everything(store: Store) -> list[FaultRecord]:
     return store.records(None, "", "9")
-
-
-def waiting(spool: Path) -> list[str]:
-    return sorted(path.name for path in (spool / "incoming").iterdir())
 
 
 def test_a_record_goes_to_archive_and_index_and_leaves_incoming(
@@ -406,17 +401,6 @@ def test_a_full_archive_makes_records_wait_and_is_said(
     assert len(archived(spool)) == 2
 
 
-def beat(spool: Path, node: str, **changes: Any) -> None:
-    document = {
-        "schema": "heartbeat/v1", "node": node, "boot_id": BOOT_ID, "time": utc(),
-        "verdict": "ok", "probes": [],
-    }  # fmt: skip
-    hidden = spool / "heartbeat" / f".{node}"
-    hidden.write_text(json.dumps({**document, **changes}))
-    hidden.chmod(0o644)
-    hidden.rename(spool / "heartbeat" / f"{node}.json")
-
-
 def test_heartbeats_are_read_as_carefully_as_records(
     spool: Path, store: Store, inbox: Inbox
 ) -> None:
@@ -555,86 +539,6 @@ def test_a_spool_that_hangs_delays_nobody_and_loses_nothing(tmp_path: Path, stor
         subprocess.run(["umount", "-l", str(spool)], check=False)
         server.kill()
         server.wait()
-
-
-def munge_works() -> bool:
-    if not shutil.which("munge"):
-        return False
-    command = ["munge", "-n"]
-    return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
-
-
-with_munge = pytest.mark.skipif(not munge_works(), reason="needs a running munged")
-
-
-def sealed(item: FaultRecord, *options: str, as_uid: int | None = None) -> bytes:
-    content = json.dumps(item.to_dict()).encode()
-    command = ["munge", *options]
-    done = subprocess.run(command, input=content, capture_output=True, check=True, user=as_uid)
-    return done.stdout.strip()
-
-
-def munged(spool: Path, **changes: Any) -> Inbox:
-    return Inbox(spool, replace(SETTINGS, authenticate="munge", **changes))
-
-
-@with_munge
-def test_a_sealed_record_is_believed_whoever_owns_the_file(spool: Path, store: Store) -> None:
-    item = record()
-    put(spool, f"{item.id}.json", sealed(item)).chmod(0o666)
-    (spool / "incoming").chmod(0o777)
-    assert munged(spool).ingest(store).accepted == (item,)
-    assert archived(spool) == [item.id]
-
-
-@with_munge
-def test_an_expired_credential_counts_once(spool: Path, store: Store) -> None:
-    item = record()
-    content = sealed(item, "--ttl=1")
-    until = time.monotonic() + 20
-    while subprocess.run(["unmunge"], input=content, capture_output=True).returncode != 15:
-        assert time.monotonic() < until, "the credential does not expire"
-        time.sleep(0.1)
-    inbox = munged(spool)
-    put(spool, f"{item.id}.json", content)
-    assert inbox.ingest(store).accepted == (item,)
-    put(spool, f"{item.id}.json", content)
-    assert inbox.ingest(store).accepted == ()
-    assert (archived(spool), waiting(spool)) == ([item.id], [])
-
-
-@with_munge
-def test_what_is_not_sealed_or_was_changed_is_not_believed(spool: Path, store: Store) -> None:
-    plain, tampered, renamed = record(), record(), record()
-    drop(spool, plain)
-    content = sealed(tampered)
-    put(spool, f"{tampered.id}.json", content[:-20] + b"A" * 10 + content[-10:])
-    put(spool, f"{new_id()}.json", sealed(renamed))
-    ingested = munged(spool).ingest(store)
-    assert ingested.accepted == ()
-    reasons = " ".join(sorted(item.reason for item in ingested.rejected))
-    assert "no MUNGE credential" in reasons
-    assert "not authentic" in reasons
-    assert "its name says" in reasons
-
-
-@with_munge
-@as_root
-def test_what_a_user_sealed_is_not_believed(spool: Path, store: Store) -> None:
-    item = record()
-    put(spool, f"{item.id}.json", sealed(item, as_uid=1001))
-    (rejected,) = munged(spool).ingest(store).rejected
-    assert "uid 1001 sealed it" in rejected.reason
-
-
-@with_munge
-def test_heartbeats_are_sealed_too(spool: Path, store: Store) -> None:
-    beat(spool, "n1")
-    path = spool / "heartbeat" / "n1.json"
-    content = subprocess.run(["munge"], input=path.read_bytes(), capture_output=True).stdout
-    path.write_bytes(content)
-    munged(spool).ingest(store)
-    assert list(store.heartbeats()) == ["n1"]
 
 
 def test_settings_reach_the_child_whole(spool: Path, store: Store) -> None:
