@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,19 @@ class Run:
             f"--comment=recovery=requeue,checkpoint={folder}/ckpt,progress={folder}/progress",
             EXAMPLES / "train.sbatch",
             *("--save-every=10", "--steps=100000", "--step-seconds=0.05"),
+        )
+        return self
+
+    def gloo(self, python: str) -> Run:
+        """Submit four ranks that meet in torch's all_reduce, two on each node."""
+        folder, script = self.folder, self.folder / "job.sh"
+        program = shutil.copy(Path(__file__).parent / "data" / "gloo_train.py", folder)
+        script.write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} {program} {folder}\n")
+        self.id = self.cluster.submit(
+            *(*self.user, f"--chdir={folder}"),
+            *("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"),
+            f"--comment=recovery=requeue,progress={folder}/progress",
+            script,
         )
         return self
 
@@ -213,6 +227,31 @@ def test_a_job_with_a_stopped_rank_is_run_again_and_resumes_and_the_ranks_node_i
     assert f"job {run.id} is suspected to hang" in service.said()
     assert cluster.job(run.id)["Restarts"] == "1"
     assert not list((cluster.spool / "requests").iterdir()), "and are asked no longer"
+
+
+def python_with_torch(cluster: Cluster) -> str:
+    """A Python with which the job's user can import torch: RECOVERY_TEST_TORCH, else the tests'."""
+    python = os.environ.get("RECOVERY_TEST_TORCH", sys.executable)
+    user = "nobody" if os.geteuid() == 0 else None
+    if cluster.run(python, "-c", "import torch", check=False, user=user).returncode != 0:
+        pytest.skip(f"{python} has no torch that the job's user can import (.[test-torch])")
+    return python
+
+
+def test_a_rank_stopped_in_torchs_all_reduce_is_found_and_the_job_run_again(
+    cluster: Cluster,
+) -> None:
+    python = python_with_torch(cluster)
+    with cluster.aggregator():
+        run = Run(cluster).gloo(python)
+        run.is_known()
+        os.kill(run.rank(2), signal.SIGSTOP)
+        decision = run.decision()
+        stood = decision["progress_step"]
+        cluster.wait(lambda: run.step > stood, WAIT_SECONDS, "it goes on")
+    assert decision["cause"]["fault_class"] == "hang"
+    assert [(one["node"], one["rank"]) for one in decision["cause"]["implicated"]] == [("n2", 2)]
+    assert actions(decision) == {f"requeue {run.id}": "verified"}
 
 
 def test_in_monitor_mode_a_hung_job_is_left_alone_and_its_time_limit_is_called_a_hang(
