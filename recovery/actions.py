@@ -46,7 +46,8 @@ _NOT_CONSIDERED = ("", "None", "BeginTime")
 _UNLISTED = "_unlisted"
 """Ending of a step that leaves ExcNodeList alone: the nodes are drained, and all are needed."""
 
-_LIVE = frozenset(("RUNNING", "CONFIGURING", "COMPLETING", "COMPLETED", "SUSPENDED"))
+_STARTED = frozenset(("RUNNING", "CONFIGURING", "COMPLETED", "SUSPENDED"))
+_LIVE = _STARTED | {"COMPLETING"}
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,23 @@ def _requeue(
             return _first_step("requeue", action, decision, job, view)
         scheduler.requeue(action.target)
         return action
+    if decision.running and action.step and "COMPLETING" in job.flags:
+        return action
     ours = bool(action.step) or decision.requeued
     if not ours or job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
     if not action.step and job.pending:
         return _first_step("adopt", action, decision, job, view)
+    waiting = action.step.removesuffix(_UNLISTED) in ("requeue", "gap")
+    if decision.running and waiting and job.state not in _STARTED:
+        # Its attempt ends with the requeue: only then does the gap before the next one begin.
+        if not job.pending:
+            return action
+        if action.step.startswith("requeue"):
+            step = action.step.replace("requeue", "gap")
+            return replace(action, step=step, detail=utc(now))
+        if now < seconds_of(action.detail) + RESTART_GAP_SECONDS:
+            return action
     return _start(action, decision, job, scheduler, now)
 
 
@@ -365,8 +378,10 @@ def _superseded(action: Action, job: Job) -> Action:
 
 
 def _is_the_failed_one(job: Job, decision: Decision) -> bool:
-    """Whether this is the attempt decided on, still lying as it ended."""
+    """Whether this is the attempt decided on, still lying as it ended, or still running."""
     attempt = decision.attempt
+    if decision.running:
+        return attempt is not None and job.state == "RUNNING" and job.uid == decision.uid
     return (
         attempt is not None
         and job.state in FAILED_STATES

@@ -28,6 +28,7 @@ from recovery import cause as causes
 from recovery.acting import Acting
 from recovery.checking import Checking
 from recovery.decision import Action, Attempt, Cause, Decision
+from recovery.hangs import Found, Hangs
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
 from recovery.notify import Notifier
@@ -102,6 +103,7 @@ class Aggregator:
         down_since = seconds_of(last_pass) - config.policy.gather_max if last_pass else 0.0
         self._watch = Watch(config.policy, down_since)
         self._upkeep = Upkeep(config, self._ledger.store, clock)
+        self._hangs = Hangs(config.policy, config.spool.path)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._checking = Checking(config, scheduler, self._ledger.store)
         self._untold: list[FaultRecord] = []
@@ -193,6 +195,7 @@ class Aggregator:
         for record in filter(self._is_of_this_cluster, records):
             self._watch.note(record)
             self._checking.note(record)
+            self._hangs.note(record)
             if record.job is not None:
                 self._named_jobs.add(record.job.id)
             self._named_jobs.update(f.job_id for f in record.findings if f.job_id is not None)
@@ -214,6 +217,7 @@ class Aggregator:
             self._watch.note_snapshot(snapshot, now)
             self._note_reruns(snapshot.values(), now)
             self._upkeep.note_jobs(snapshot, now)
+            self._hangs.note_snapshot(snapshot)
             self._snapshot_due = now + self._config.controller.snapshot
             self._ledger.store.put_meta("last_snapshot", utc(now))
             self._ledger.store.forget_records(
@@ -230,6 +234,10 @@ class Aggregator:
                 self._decide_attempt(ready, states, decided)
         for ready in self._watch.late(now):
             self._reopen(ready, decided)
+        wanted = self._hangs.due(now)
+        if wanted:
+            for found in self._hangs.judge(wanted, self._scheduler.jobs(wanted), now):
+                self._decide_running(found, decided)
         if self._sick:
             self._judge_nodes(decided)
         return snapshot
@@ -265,7 +273,10 @@ class Aggregator:
         seen = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
         records = filter(self._is_of_this_cluster, seen)
         states = [nodes[name] for name in ready.nodes if name in nodes]
-        case = incident.of_attempt(attempt, job, ready.nodes, records, ended, states, utc(now))
+        hang = self._hangs.at_end(job, ended)
+        case = incident.of_attempt(
+            attempt, job, ready.nodes, records, ended, states, utc(now), hang=hang
+        )
         if case.requeued and not (case.lost or case.gated):
             # A person's requeue, or one whose reason Slurm alone knows: left to them.
             self._watch.forget(ready)
@@ -278,7 +289,9 @@ class Aggregator:
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         revised = {one.revises for one in known}
         return tuple(
-            one for one in known if policy.same_attempt(one, attempt) and one.id not in revised
+            one
+            for one in known
+            if one.settles and policy.same_attempt(one, attempt) and one.id not in revised
         )
 
     def _reopen(self, ready: Ready, decided: list[Decision]) -> None:
@@ -307,6 +320,26 @@ class Aggregator:
             decided.append(self._planned(replace(again, revises=former.id)))
         elif (text := late.addendum(again)) not in former.addenda:
             self._ledger.added(former, text)
+
+    def _decide_running(self, found: Found, decided: list[Decision]) -> None:
+        """Decide on a job that hangs or is slow; of each kind once for an attempt."""
+        job, now = found.job, self._clock()
+        attempt = self._attempt(job)
+        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
+        kinds = [d.cause.fault_class == "slowdown" for d in known if d.attempt == attempt]
+        if (found.slowdown is not None) not in kinds:
+            stopped = found.hang.stall.since if found.hang else now
+            since = utc(stopped - incident.BEFORE_END_SECONDS)
+            seen = self._ledger.store.records(job.nodes, since, utc(now + _DAY_SECONDS))
+            records = filter(self._is_of_this_cluster, seen)
+            states = self._scheduler.nodes(job.nodes).values()
+            case = incident.of_attempt(
+                *(attempt, job, job.nodes, records, now, states, utc(now)),
+                hang=found.hang,
+                slowdown=found.slowdown,
+            )
+            decided.append(self._decide(case, self._earlier(job, attempt)))
+        self._hangs.settle(found)
 
     def _judge_nodes(self, decided: list[Decision]) -> None:
         """Decide on nodes that report a fault of their own, each fault once a day."""
@@ -412,13 +445,16 @@ class Aggregator:
 
     def _is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
-        store, attempt = self._ledger.store, self._attempt(job)
-        if restart == job.restarts and job.known:
-            return store.attempt_decision(attempt.key) is not None
-        known = store.job_decisions(attempt.cluster, job.id, job.uid)
+        attempt = self._attempt(job)
+        known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         since = "" if job.known else utc(job.end_time)
         return any(
-            d.attempt is not None and d.attempt.restart == restart and d.time >= since
+            d.settles
+            and d.attempt is not None
+            and d.attempt.restart == restart
+            and d.time >= since
+            # A requeue has changed the job's own key; before one, it tells two jobs apart.
+            and (restart != job.restarts or not job.known or d.attempt.key == attempt.key)
             for d in known[-20:]
         )
 

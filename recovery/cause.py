@@ -15,6 +15,7 @@ from dataclasses import replace
 from recovery.decision import Cause, Confidence, Implicated
 from recovery.incident import Incident, LogVerdict, Sighting, resolution_of
 from recovery.slurm.base import Job
+from recovery.stalls import Hang, Slowdown
 from slurm_hooks.record import SEVERITIES
 
 STOP_REQUESTED = 93
@@ -28,6 +29,19 @@ _SCHEDULER_STATES = {
     "REVOKED": ("scheduler.cancelled", "the job runs on another cluster of the federation"),
 }
 
+_SLOWING = (
+    "gpu.hardware_slowdown",
+    "gpu.nvlink",
+    "gpu.pcie",
+    "gpu.power_",
+    "gpu.software_thermal_slowdown",
+    "gpu.thermal_slowdown",
+    "gpu.too_hot",
+    "fabric.",
+    "host.cpu_throttled",
+)
+"""Codes of clocks, links and ports: telemetry by which a slow node differs from its peers."""
+
 # Ranked: an earlier class explains a later one where both are seen on the attempt's nodes.
 _NODE_CLASSES = ("hardware", "network.fabric", "node.software", "storage")
 
@@ -36,7 +50,9 @@ def of(incident: Incident) -> Cause:
     """Return the cause that the incident's evidence establishes, suggests, or does not tell."""
     if incident.known_cause is not None:
         return incident.known_cause
-    if incident.job is not None and not incident.requeued:
+    if incident.slowdown:
+        return _slowed(incident, incident.slowdown)
+    if incident.job is not None and not incident.requeued and not incident.hang:
         said = _scheduler_said(incident.job)
         if said:
             return said
@@ -50,6 +66,8 @@ def of(incident: Incident) -> Cause:
     others = _by_nodes(incident, _NODE_CLASSES[1:])
     if others:
         return others
+    if incident.hang:
+        return _hung(incident.hang)
     if incident.log and incident.log.fault_class not in ("unknown", "cascade", "none"):
         return _by_log(incident, incident.log)
     return _by_program_evidence(incident) or _unexplained(incident)
@@ -179,6 +197,29 @@ def _by_log(incident: Incident, log: LogVerdict) -> Cause:
     summary = f"the job's log says: {log.text[:200]}" if log.text else f"its log: {log.fault_class}"
     fingerprint = f"{log.fault_class}/{_shape(log.text)}"
     return Cause(log.fault_class, confidence, summary, implicated, fingerprint)
+
+
+def _hung(hang: Hang) -> Cause:
+    """Established where a process or a rank is named that the others wait for."""
+    confidence: Confidence = "established" if hang.implicated else "probable"
+    return Cause("hang", confidence, hang.summary, hang.implicated, "hang")
+
+
+def _slowed(incident: Incident, slowdown: Slowdown) -> Cause:
+    """A running job that is slow, with the node that differs from its peers where one does.
+
+    A node differs by telemetry that it shows and fewer than half of the job's nodes do.
+    """
+    telling = [s for s in incident.sightings if s.finding.code.startswith(_SLOWING)]
+    showing: dict[str, set[str]] = {}
+    for sighting in telling:
+        showing.setdefault(sighting.finding.code, set()).add(sighting.node)
+    differing = [s for s in telling if 2 * len(showing[s.finding.code]) < len(incident.nodes)]
+    implicated = _implicated(differing)
+    summary = slowdown.summary
+    if implicated:
+        summary += f"; {implicated[0].node} differs from its peers: {implicated[0].why}"
+    return Cause("slowdown", "probable", summary, implicated, "slowdown")
 
 
 def _by_program_evidence(incident: Incident) -> Cause | None:

@@ -194,6 +194,7 @@ class Decision:
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
     ``rerun`` is when somebody else ran the job again, where this toolkit did not.
+    ``running``: the attempt had not ended when it was decided on (it hangs, or is slow).
     """
 
     id: str
@@ -227,6 +228,7 @@ class Decision:
     gated: tuple[str, ...] = ()
     requeued: bool = False
     revises: str = ""
+    running: bool = False
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
@@ -237,6 +239,17 @@ class Decision:
     def outcome(self) -> Outcome | None:
         """What has become of it so far; ``outcomes`` has what came before that."""
         return self.outcomes[-1] if self.outcomes else None
+
+    @property
+    def settles(self) -> bool:
+        """Whether nothing else is to be decided on this attempt.
+
+        One that still ran, and was not ended by this decision, has its end to come.
+        """
+        undone = ("recorded", "failed", "abandoned")
+        return not self.running or any(
+            action.kind == "requeue" and action.state not in undone for action in self.actions
+        )
 
     @property
     def open(self) -> bool:

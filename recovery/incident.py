@@ -14,6 +14,7 @@ from typing import Any
 
 from recovery.decision import Attempt, Cause
 from recovery.slurm.base import Job, Node
+from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog, optin
 from slurm_hooks.optin import OptIn
 from slurm_hooks.record import FaultRecord, Finding, seconds_of
@@ -68,6 +69,7 @@ class Incident:
     ``gpus`` is how many of them the attempt held on the nodes that spoke.
     ``known_cause`` is set where the incident is made of a cause and not of records.
     ``requeued``: Slurm has put the job back into the queue by itself, and ``job`` shows it there.
+    ``hang``: its progress has stopped, now or before its time limit; ``slowdown``: it runs slowly.
     """
 
     key: str
@@ -88,6 +90,13 @@ class Incident:
     partitions: tuple[str, ...] = ()
     gpus: int = 0
     known_cause: Cause | None = None
+    hang: Hang | None = None
+    slowdown: Slowdown | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the attempt has not ended: it hangs, or is slow."""
+        return self.job is not None and self.job.state == "RUNNING" and not self.requeued
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -103,15 +112,19 @@ def of_attempt(
     ended: float,
     states: Iterable[Node],
     now: str,
+    hang: Hang | None = None,
+    slowdown: Slowdown | None = None,
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
     What another hook saw before the attempt began is not its story: the node may have been mended
     since, and what still stands its own prolog and epilog report. A finding about a GPU that
-    another job of a shared node holds is left out.
+    another job of a shared node holds is left out. Where progress stopped earlier than the attempt
+    ended, or has not ended it yet, the story begins there.
     """
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
-    since = max(ended - BEFORE_END_SECONDS, started)
+    stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
+    since = max(min(stopped, ended) - BEFORE_END_SECONDS, started)
     held = dict[str, frozenset[int]]()
     epilogs = list[FaultRecord]()
     gated = set[str]()
@@ -159,6 +172,8 @@ def of_attempt(
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
         progress_step=max((step for step in steps.values() if step is not None), default=None),
         gpus=sum(map(len, held.values())),
+        hang=hang,
+        slowdown=slowdown,
     )
 
 

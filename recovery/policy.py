@@ -43,6 +43,7 @@ TABLE = Path(__file__).with_name("policy.toml")
 
 _EXCERPTS_LIMIT = 16
 _EXCERPT_CHARACTERS = 600
+_HANG_EXCERPT_CHARACTERS = 6000
 
 _CONSIDERED_LIMIT = 8
 
@@ -99,7 +100,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         incident=incident.key,
         attempt=incident.attempt,
         cause=cause,
-        job=answer,
+        job=_left_running(incident, answer),
         nodes=nodes,
         rule=f"{name}: job {rule.job}, node {rule.node}"
         + (f" after {rule.drain_after} in a day" if rule.drain_after > 1 else ""),
@@ -113,7 +114,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         job_target=job.name_for_commands if job else "",
         job_nodes=incident.nodes if job else (),
         ended=_ended(incident),
-        ended_time=utc(job.end_time) if job and job.end_time and not incident.requeued else "",
+        ended_time=_ended_time(incident),
         started_time=utc(job.start_time)
         if job and job.start_time and not incident.requeued
         else "",
@@ -126,7 +127,16 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         gated=incident.gated,
         requeued=incident.requeued,
         gpus=(job.gpus if job else 0) or incident.gpus,
+        running=incident.running,
     )
+
+
+def _ended_time(incident: Incident) -> str:
+    """When the attempt ended; of one that runs, Slurm shows when it would have to."""
+    job = incident.job
+    if job is None or not job.end_time or incident.requeued or incident.running:
+        return ""
+    return utc(job.end_time)
 
 
 def _ended(incident: Incident) -> str:
@@ -137,6 +147,8 @@ def _ended(incident: Incident) -> str:
         return "before it began"
     if incident.requeued:
         return "and was requeued by Slurm itself"
+    if incident.running:
+        return "not yet: it runs" + (" and makes no progress" if incident.hang else "")
     return f"{job.state} {job.exit_code}:{job.signal}"
 
 
@@ -273,6 +285,13 @@ def _pointless(job: Job, now: float) -> str:
     return ""
 
 
+def _left_running(incident: Incident, answer: JobAnswer) -> JobAnswer:
+    """A job that runs is not ended to be held: what nobody may restart is left to its owner."""
+    if not incident.running or answer.verdict != "hold":
+        return answer
+    return JobAnswer("leave", f"{answer.reason}; it runs, and is left to its owner")
+
+
 def _gated_answer(incident: Incident, limits: list[_Limit]) -> JobAnswer:
     """The job never began: no opt-in is asked for, since it was we who kept it from starting."""
     stopped = f"{', '.join(incident.gated)} stopped it before it began"
@@ -373,7 +392,9 @@ def _considered(
     }
     for node, fault_class in sorted(others)[:_CONSIDERED_LIMIT]:
         yield f"{node} also shows {fault_class}: it explains less"
-    if incident.silent and incident.attempt and not incident.gated:
+    for text in incident.hang.missing if incident.hang else ():
+        yield f"evidence not taken: {text}"
+    if incident.silent and incident.attempt and not (incident.gated or incident.running):
         yield f"no report from {', '.join(incident.silent)}: silence blames nobody"
 
 
@@ -391,10 +412,17 @@ def _excerpts(incident: Incident, cause: Cause) -> Iterable[Excerpt]:
             # What a log says is in the verdict above; that one could not be read is told by itself.
             if not s.finding.code.startswith("log.") or s.finding.code == "log.unreadable"
         ),
-        key=lambda s: ((s.node, s.finding.code) not in named, s.finding.severity == "info", s.time),
+        key=lambda s: (
+            (s.node, s.finding.code) not in named,
+            not s.finding.code.startswith("hang."),
+            s.finding.severity == "info",
+            s.time,
+        ),
     )
     for sighting in ranked:
         finding = sighting.finding
-        texts = [evidence.text for evidence in finding.evidence[:2]]
-        text = " | ".join([finding.summary, *texts])[:_EXCERPT_CHARACTERS]
+        hung = finding.code.startswith("hang.")  # a requeue ends the processes that it tells of
+        texts = [evidence.text for evidence in finding.evidence[: None if hung else 2]]
+        limit = _HANG_EXCERPT_CHARACTERS if hung else _EXCERPT_CHARACTERS
+        text = " | ".join([finding.summary, *texts])[:limit]
         yield Excerpt(sighting.record, sighting.node, sighting.time, finding.code, text)

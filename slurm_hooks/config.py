@@ -101,6 +101,13 @@ class Policy:
     attempts in a row may end without progress. ``classes`` overrides rows of the default table.
     Where programs of ``users_that_blame_a_gpu`` users fail of one GPU within a week, it is the GPU.
     A mended node returns after ``checks_before_return`` clean health checks in a row.
+
+    A running job is suspected to hang when its step has stood still for ``hang_factor`` times what
+    nine of ten of its own steps take to be seen, and longer than any pause that it has come back
+    from; never before ``hang_minimum`` seconds, always after ``hang_maximum``, which also bounds
+    its start. Its nodes then have ``hang_evidence`` seconds to tell what they see.
+    A job is slow that has lost the share ``slow_loss`` of its own best throughput over
+    ``slow_window`` seconds.
     """
 
     max_restarts: int = 3
@@ -111,7 +118,23 @@ class Policy:
     gather_max: float = 120.0
     users_that_blame_a_gpu: int = 3
     checks_before_return: int = 3
+    hang_minimum: float = 900.0
+    hang_maximum: float = 7200.0
+    hang_factor: float = 5.0
+    hang_evidence: float = 180.0
+    slow_loss: float = 0.3
+    slow_window: float = 1800.0
     classes: dict[str, ClassRule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hang_minimum <= self.hang_maximum:
+            raise ValueError("hang_minimum must be more than 0 and at most hang_maximum")
+        if self.hang_factor < 1:
+            raise ValueError(f"hang_factor must be at least 1, not {self.hang_factor}")
+        if not 0 < self.slow_loss < 1:
+            raise ValueError(f"slow_loss must be between 0 and 1, not {self.slow_loss}")
+        if self.hang_evidence <= 0 or self.slow_window <= 0:
+            raise ValueError("hang_evidence and slow_window must be more than 0 seconds")
 
 
 @frozen

@@ -16,6 +16,10 @@ from slurm_hooks.record import SEVERITIES, Evidence, Finding, ProbeResult, utc
 ENTRIES_LIMIT = 1000
 """Most things remembered; the longest unseen are forgotten first."""
 
+MEASUREMENTS = ("progress.seen", "hang.evidence")
+"""Codes that are news at each look: that a job's step is the same as before is what a hang is seen
+by, and an answer is owed to whoever asks. Only jobs that opted in have them."""
+
 _KEYS_LIMIT = 64
 """Most observations remembered of one thing."""
 
@@ -77,7 +81,8 @@ def review(
     ]
     for name, severity, keys, count, finding in (*seen, *ended):
         old = before.get(name)
-        is_due = old is None or _is_due(old, severity, keys, now, repeat_seconds)
+        measured = finding is not None and finding.code in MEASUREMENTS
+        is_due = old is None or measured or _is_due(old, severity, keys, now, repeat_seconds)
         due = due or is_due
         entry = (
             _seen_again(old, severity, keys, count, now)

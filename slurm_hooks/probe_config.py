@@ -93,6 +93,22 @@ class CheckpointProbe:
 
 
 @frozen
+class ActivityProbe:
+    """The activity probe: what GPUs and processes of opted-in running jobs show, health checks."""
+
+    hooks: tuple[Hook, ...] = ("health_check",)
+    deadline: float = 10.0
+
+
+@frozen
+class HangEvidenceProbe:
+    """The hang_evidence probe: answers the controller where it suspects that a job hangs."""
+
+    hooks: tuple[Hook, ...] = ("health_check",)
+    deadline: float = 12.0
+
+
+@frozen
 class StorageProbe:
     """The storage probe. ``mounts`` must be mounted, answer and take a small write.
 
@@ -245,6 +261,8 @@ class Probes:
     kernel_log: KernelLogProbe = field(default_factory=KernelLogProbe)
     joblog: JoblogProbe = field(default_factory=JoblogProbe)
     checkpoint: CheckpointProbe = field(default_factory=CheckpointProbe)
+    activity: ActivityProbe = field(default_factory=ActivityProbe)
+    hang_evidence: HangEvidenceProbe = field(default_factory=HangEvidenceProbe)
     storage: StorageProbe = field(default_factory=StorageProbe)
     processes: ProcessesProbe = field(default_factory=ProcessesProbe)
     fabric: FabricProbe = field(default_factory=FabricProbe)

@@ -1,4 +1,4 @@
-"""The opted-in jobs whose batch host this node is: what their prolog noted for health checks.
+"""The opted-in jobs that run on this node: what their prolog noted for health checks.
 
 Owns one file for each job, in a local folder that only root may use. slurmd tells a job's owner,
 comment and output to Prolog and Epilog, while a health check is told of no job at all. A file
@@ -33,6 +33,9 @@ LOGS_LIMIT = 32
 _STARTING_SECONDS = 900
 """A job without a batch step is forgotten after this; before, it may be starting."""
 
+_BETWEEN_STEPS_SECONDS = 30 * 86_400
+"""The same where another node is its batch host; the oldest of LIMIT make room long before."""
+
 _NOTE_LIMIT_BYTES = 256 * 1024
 
 _SIZES_SECONDS = 0.5
@@ -45,7 +48,8 @@ class RunningJob:
 
     ``outputs`` are shell patterns of its standard output and error. ``log_bytes`` tells how long
     each log was before this attempt wrote to it: what is there is an earlier attempt's, where the
-    job appends. ``since`` is the prolog's Unix time.
+    job appends. ``since`` is the prolog's Unix time. ``gpus`` are the minor numbers of what it has
+    here; only its batch host, the first of its nodes, looks at its files.
     """
 
     id: int
@@ -56,6 +60,8 @@ class RunningJob:
     restart: int
     since: float
     log_bytes: Mapping[str, int] = field(default_factory=dict)
+    gpus: Sequence[int] = ()
+    batch_host: bool = True
 
     def absolute(self, path: str) -> str:
         """Return a path that the owner named, from the job's folder."""
@@ -77,12 +83,9 @@ def folder(place: Spool, node: str) -> Path:
 
 
 def of(context: HookContext) -> RunningJob | None:
-    """Return the hook's job, or None where it has not opted in or another node is its batch host.
-
-    The batch script runs on the first node of the job's list (man sbatch).
-    """
+    """Return the hook's job, or None where it has not opted in."""
     told = context.job
-    if told is None or told.uid is None or not is_batch_host(context):
+    if told is None or told.uid is None:
         return None
     if not optin.parse(told.comment).opted_in:
         return None
@@ -100,11 +103,16 @@ def of(context: HookContext) -> RunningJob | None:
         outputs=tuple(dict.fromkeys(pattern for pattern in patterns if pattern)),
         restart=told.restart,
         since=time.time(),
+        gpus=told.gpus,
+        batch_host=is_batch_host(context),
     )
 
 
 def is_batch_host(context: HookContext) -> bool:
-    """Whether this node is the first of the job's list, or the list is not known."""
+    """Whether this node is the first of the job's list, or the list is not known.
+
+    The batch script runs on the first node of the job's list (man sbatch).
+    """
     nodes = context.job.nodes if context.job else None
     first = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes or "")
     return not nodes or not first or context.node == first[1] + (first[2] or "")
@@ -121,10 +129,11 @@ def note(context: HookContext, place: Spool) -> None:
         return
     where = folder(place, context.node)
     spool.make_private(where)
-    sizes = as_user.look(job.uid, functools.partial(_sizes, job), _SIZES_SECONDS)
     told = asdict(job)
-    if sizes.status == "ok":
-        told["log_bytes"] = json.loads(sizes.output)
+    if job.batch_host:
+        sizes = as_user.look(job.uid, functools.partial(_sizes, job), _SIZES_SECONDS)
+        if sizes.status == "ok":
+            told["log_bytes"] = json.loads(sizes.output)
     spool.write(where, str(job.id), json.dumps(told).encode(), durable=False, mode=0o600)
     others = sorted(known(where).values(), key=lambda one: one.since)
     _forget(where, (one.id for one in others[:-LIMIT]))
@@ -146,15 +155,23 @@ def known(where: Path) -> dict[int, RunningJob]:
 
 def running(where: Path) -> dict[int, RunningJob]:
     """Return the noted jobs whose batch step runs here, and clear away those that have ended."""
-    steps = _batch_steps()
-    noted = known(where)
+    noted, steps = known(where), steps_here()
+    batch = {job for job, step in steps if step == "batch"}
     now = time.time()
-    _forget(where, (j.id for j in noted.values() if j.id not in steps and _is_old(j, now)))
-    return {job.id: job for job in noted.values() if job.id in steps}
+    _forget(where, (j.id for j in noted.values() if j.id not in batch and _is_old(j, now)))
+    return {j.id: j for j in noted.values() if j.id in batch and j.batch_host}
+
+
+def active(where: Path) -> dict[int, RunningJob]:
+    """Return the noted jobs that have a step on this node, whichever node is their batch host."""
+    jobs = {job for job, _ in steps_here()}
+    return {job.id: job for job in known(where).values() if job.id in jobs}
 
 
 def _is_old(job: RunningJob, now: float) -> bool:
-    return abs(now - job.since) > _STARTING_SECONDS
+    # Away from the batch host, a job's next step may come any time until the job ends.
+    limit = _STARTING_SECONDS if job.batch_host else _BETWEEN_STEPS_SECONDS
+    return abs(now - job.since) > limit
 
 
 def _forget(where: Path, jobs: Iterable[int]) -> None:
@@ -172,10 +189,11 @@ def _sizes(job: RunningJob) -> bytes:
     return json.dumps(sizes).encode()
 
 
-def _batch_steps() -> set[int]:
-    """Numbers of the jobs whose batch step runs on this node, by slurmstepd's own title.
+def steps_here() -> set[tuple[int, str]]:
+    """Return the job and the name (``batch``, ``extern``, ``0``) of each step on this node.
 
-    (``slurmstepd: [12.batch]``, measured on 22.05; a heterogeneous job's has ``12+0``.)
+    By slurmstepd's own title (``slurmstepd: [12.batch]``, measured on 22.05; a heterogeneous job's
+    has ``12+0``).
     """
     found = set()
     for process in Path("/proc").iterdir():
@@ -184,7 +202,7 @@ def _batch_steps() -> set[int]:
                 title = (process / "cmdline").read_bytes()[:200]
             except OSError:
                 continue
-            match = re.match(rb"slurmstepd: \[(\d{1,10})(?:\+\d+)?\.batch\]", title)
+            match = re.match(rb"slurmstepd: \[(\d{1,10})(?:\+\d+)?\.(\w{1,20})", title)
             if match:
-                found.add(int(match[1]))
+                found.add((int(match[1]), match[2].decode()))
     return found

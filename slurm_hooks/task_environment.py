@@ -8,6 +8,7 @@ user alone to read, in a folder in memory. What a comment says is ``optin``'s to
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,10 @@ _FOLDER_SECONDS = 2.0
 
 FLIGHT_RECORDER_EVENTS = "2000"
 """Collectives remembered by each rank: PyTorch's own suggestion, a few megabytes."""
+
+DUMP_NAME = "nccl_trace_rank_"
+"""What PyTorch puts before a rank's number: in its dump's name, and in that of the pipe by which it
+is asked for one."""
 
 _SAME = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -85,8 +90,11 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     }
     if wishes.progress:
         wanted["RECOVERY_PROGRESS_FILE"] = wishes.progress
-    if run_one(lambda: _make(dumps), _FOLDER_SECONDS).status == "ok":
-        wanted["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{dumps}/nccl_trace_rank_"
+    made = run_one(lambda: _make(dumps), _FOLDER_SECONDS)
+    if made.status == "ok":
+        wanted["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = f"{dumps}/{DUMP_NAME}"
+        if made.output == _TAKES_PIPES:
+            wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{dumps}/{DUMP_NAME}"
         wanted["RECOVERY_DUMP_DIR"] = dumps
         progress = f"{Path.cwd()}/{progress_file(int(job_id), int(restart))}"
         wanted.setdefault("RECOVERY_PROGRESS_FILE", progress)
@@ -97,6 +105,16 @@ def exports(environ: Mapping[str, str], run: Path) -> dict[str, str]:
     }
 
 
+_TAKES_PIPES = b"pipes"
+
+
 def _make(folder: str) -> bytes:
+    """Make the folder, and say whether its file system takes pipes: torch ends where one fails."""
     Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    return b""
+    trial = Path(folder) / f".pipe-{os.getpid()}"
+    try:
+        os.mkfifo(trial)
+        trial.unlink()
+    except OSError:
+        return b""
+    return _TAKES_PIPES

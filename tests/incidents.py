@@ -15,6 +15,7 @@ from recovery.decision import Attempt, Cause, Decision, Implicated
 from recovery.incident import Incident, of_attempt, of_node
 from recovery.policy import History, decide
 from recovery.slurm.base import Job, Node
+from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog
 from slurm_hooks.config import Policy
 from slurm_hooks.record import Evidence, FaultRecord, Finding, RecordJob, utc
@@ -134,6 +135,22 @@ def failed(
     states = [node(n, state="DOWN" if n in lost else "IDLE") for n in of.nodes]
     attempt = Attempt("c1", of.id, of.restarts, of.submit_time, of.sluid)
     return of_attempt(attempt, of, of.nodes, [*records, *extra], ENDED, states, utc(NOW - 1))
+
+
+def running(
+    of: Job | None = None,
+    hang: Hang | None = None,
+    slowdown: Slowdown | None = None,
+    **seen: Sequence[Finding],
+) -> Incident:
+    """The incident of a job that runs, and hangs or is slow: health checks say ``seen``."""
+    of = of or job(state="RUNNING", end_time=int(ENDED) + 3600, exit_code=0)
+    records = [health_check(n, seen[n], after_end=-10) for n in of.nodes if n in seen]
+    attempt = Attempt("c1", of.id, of.restarts, of.submit_time, of.sluid)
+    states = [node(n, state="ALLOCATED") for n in of.nodes]
+    return of_attempt(
+        *(attempt, of, of.nodes, records, ENDED, states, utc(NOW - 1)), hang=hang, slowdown=slowdown
+    )
 
 
 def sick(name: str, *findings: Finding) -> Incident:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from recovery.decision import Decision, Implicated
+from recovery.decision import Action, Decision, Implicated
 from recovery.incident import Incident
 from recovery.policy import TABLE, rule_for
+from recovery.stalls import Hang, Slowdown, Stall
 from slurm_hooks import catalog
 from slurm_hooks.config import ClassRule, Policy
 from slurm_hooks.record import Finding
 from tests.incidents import (
+    NOW,
     POLICY,
     attempts,
     checkpoint,
@@ -30,6 +33,7 @@ from tests.incidents import (
     log,
     offender,
     progress,
+    running,
     sick,
 )
 
@@ -40,6 +44,11 @@ else:
 
 GPU = finding("gpu.lost", gpu=3)
 CRASH = log("program.exception", "ValueError: bad batch size")
+
+STALL = Stall(80, NOW - 1000, 1000.0, 900.0, "its own cadence allows 15 min")
+STOPPED = Implicated("n3", "rank 5 is stopped", "processes", "activity.process_stopped", rank=5)
+HANG = Hang(STALL, "n3: rank 5 is stopped", (STOPPED,), ("n4: no answer within 180 s",))
+SLOW = Slowdown(80, 0.5, 1.0, NOW - 1800)
 
 
 def answers(decision: Decision) -> dict[str, str]:
@@ -132,6 +141,8 @@ def test_every_row_of_the_table_is_reached_by_what_can_be_seen() -> None:
     severe = finding("gpu.nvlink_nonfatal", gpu=1, severity="fault")
     reached.add(decided(failed(n3=[severe])).rule.partition(":")[0])
     reached.add(decided(offender()).rule.partition(":")[0])
+    reached.add(decided(running(hang=HANG)).rule.partition(":")[0])
+    reached.add(decided(running(slowdown=SLOW)).rule.partition(":")[0])
     assert reached == set(tomllib.loads(TABLE.read_text()))
 
 
@@ -503,3 +514,65 @@ def test_no_node_of_a_large_job_is_blamed_for_being_in_it() -> None:
     )
     assert decision.cause.implicated == (accused,)
     assert answers(decision) == {"n3": "drain"}
+
+
+# -- a job that runs, and hangs or is slow
+
+
+def test_a_hung_job_is_run_again_where_it_was_and_the_named_node_is_watched() -> None:
+    decision = decided(running(hang=HANG, n1=[checkpoint(80)]))
+    assert decision.running
+    assert (decision.job.verdict, decision.job.excluded) == ("requeue", ())
+    assert answers(decision) == {"n3": "watch"}
+    assert (decision.cause.fault_class, decision.cause.confidence) == ("hang", "established")
+    assert "no progress beyond step 80 for 17 min" in decision.cause.summary
+    assert "evidence not taken: n4: no answer within 180 s" in decision.considered
+    assert not any("no report from" in text for text in decision.considered)
+    assert decision.ended_time == "", "Slurm shows the time limit as the end of a job that runs"
+
+
+def test_hardware_explains_a_hang() -> None:
+    decision = decided(running(hang=HANG, n3=[GPU]))
+    assert decision.cause.fault_class == "hardware.gpu"
+    assert (decision.job.excluded, answers(decision)) == (("n3",), {"n3": "drain"})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"restarts": 3}, {"comment": "recovery=hold"}, {"required": ("n3",)}]
+)
+def test_a_hung_job_that_may_not_be_run_again_is_left_running(changes: dict[str, Any]) -> None:
+    hung = job(state="RUNNING", **changes)
+    decision = decided(running(hung, hang=HANG, n3=[GPU]))
+    assert decision.job.verdict == "leave"
+    assert decision.job.reason.endswith("it runs, and is left to its owner")
+
+
+def test_a_time_limit_after_stalled_progress_is_a_hang() -> None:
+    assert verdict(failed(job(state="TIMEOUT"))) == "leave"
+    decision = decided(replace(failed(job(state="TIMEOUT")), hang=HANG))
+    assert (decision.cause.fault_class, decision.job.verdict) == ("hang", "requeue")
+    assert not decision.running
+
+
+def test_a_slow_job_is_told_of_with_the_node_that_differs_and_nothing_is_done() -> None:
+    hot = finding("gpu.thermal_slowdown", gpu=3)
+    narrow = [finding("gpu.pcie_width", gpu=n) for n in range(2)]
+    decision = decided(running(slowdown=SLOW, n1=narrow, n2=narrow, n3=[*narrow, hot], n4=narrow))
+    assert decision.job.verdict == "leave"
+    assert answers(decision) == {"n3": "watch"}
+    assert "slower by 50%" in decision.cause.summary
+    assert "n3 differs from its peers" in decision.cause.summary
+    assert [one.code for one in decision.cause.implicated] == ["gpu.thermal_slowdown"]
+
+
+def test_a_slow_job_is_never_ended_whatever_else_its_nodes_show() -> None:
+    decision = decided(running(slowdown=SLOW, n3=[GPU]))
+    assert (decision.cause.fault_class, decision.job.verdict) == ("slowdown", "leave")
+
+
+def test_what_was_only_recommended_of_a_running_attempt_does_not_settle_its_end() -> None:
+    recommended = decided(running(slowdown=SLOW))
+    assert not recommended.settles
+    recorded = decided(running(hang=HANG)).with_action(Action("requeue", "12", "recorded", ""))
+    assert not recorded.settles
+    assert recorded.with_action(Action("requeue", "12", "planned", "")).settles

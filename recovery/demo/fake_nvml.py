@@ -60,7 +60,7 @@ and for a GPU (``hang_*``, ``crash*`` and ``errors`` as above):
                             as nvmlDeviceGetGpuFabricInfoV has them
 ``persistence, mig_mode, mig_pending``
                             1 on, 0 off
-``power_limit, power_limit_default, power_limit_enforced``
+``power_limit, power_limit_default, power_limit_enforced, power_usage``
                             milliwatts
 ==========================  =======================================================================
 """

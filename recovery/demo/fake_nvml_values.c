@@ -26,6 +26,7 @@ DEVICE_NUMBER(nvmlDeviceGetPersistenceMode, uint, "persistence", ALWAYS, 1)
 DEVICE_NUMBER(nvmlDeviceGetPowerManagementLimit, uint, "power_limit", ALWAYS, 700000)
 DEVICE_NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, uint, "power_limit_default", ALWAYS, 700000)
 DEVICE_NUMBER(nvmlDeviceGetEnforcedPowerLimit, uint, "power_limit_enforced", ALWAYS, number(device, "power_limit", 700000))
+DEVICE_NUMBER(nvmlDeviceGetPowerUsage, uint, "power_usage", ALWAYS, number(device, "utilization", 0) ? 600000 : 75000)
 DEVICE_NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, uint, "retired_pending", ONLY_IF_NAMED, 0)
 
 int nvmlDeviceGetCurrentClocksEventReasons(Device *device, ull *out) {

@@ -25,6 +25,8 @@ NAMES = (
     "host",
     "joblog",
     "checkpoint",
+    "activity",
+    "hang_evidence",
     "storage",
     "processes",
     "nccl",
