@@ -243,7 +243,11 @@ def test_a_rank_that_raises_is_held_for_its_owner_and_its_node_is_innocent(run: 
     assert "ValueError: sample 11 of shard 7" in decided["cause"]["summary"]
     assert decided["job"]["verdict"] == "hold"
     assert blames_nobody(decided)
-    assert "ValueError: sample 11 of shard 7" in run.cluster.job(job)["AdminComment"]
+    run.cluster.wait(
+        lambda: "ValueError: sample 11 of shard 7" in run.cluster.job(job).get("AdminComment", ""),
+        WAIT_SECONDS,
+        "the job itself says why",
+    )
 
 
 def test_a_truncated_newest_checkpoint_is_told_and_the_job_resumes_from_the_one_before(

@@ -112,7 +112,8 @@ def test_a_job_that_was_given_the_number_of_a_failed_one_is_left_alone(cluster: 
         before = cluster.mutations()
         wait_for_a_full_look(cluster)
         assert (new.state, new.shown()["Restarts"], new.attempts()) == ("RUNNING", "0", 1)
-        assert not cluster.mutations() - before
+        changed = cluster.mutations() - before  # the bad node's drain may come now: it is right
+        assert not [request for request in changed if "JOB" in request]
         new.fail("exit 1")
         cluster.wait(new.finished, WAIT_SECONDS, "what then befalls the new one is its own")
         decision = about(cluster, new)[-1]

@@ -57,7 +57,11 @@ def noted(cluster: Cluster) -> Iterator[Cluster]:
     cluster.environment = {**plain, "PATH": f"{cluster.folder}/noting:{plain['PATH']}"}
     with cluster.aggregator():
         cluster.environment = plain
-        cluster.wait(lambda: len(asked(cluster)) > 1, WAIT_SECONDS, "its first full look")
+        cluster.wait(
+            lambda: any(one.startswith("sinfo") for one in asked(cluster)),
+            WAIT_SECONDS,
+            "its first full look, at jobs and nodes",
+        )
         yield cluster
     tidy(cluster)
 

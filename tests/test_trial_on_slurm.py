@@ -38,7 +38,13 @@ def history() -> Iterator[tuple[Cluster, dict[str, Any], dict[str, Any]]]:
             cluster.run("slurm-hook-health-check", env={"SLURMD_NODENAME": lost.node}, check=False)
             bad = lost.lose_gpu()
             first = lost.decision()
-            wrong = failing_job.submit(cluster, f"--exclude={bad}", comment="recovery=hold")
+            wrong = failing_job.submit(
+                # By its name it would be taken for the first one, run again by its owner.
+                cluster,
+                f"--exclude={bad}",
+                "--job-name=another",
+                comment="recovery=hold",
+            )
             wrong.fail("exit 3")
             second = wrong.decision()
         yield cluster, first, second
