@@ -22,12 +22,12 @@ from recovery import (
     late,
     pausing,
     policy,
+    precedents,
     review,
 )
-from recovery import cause as causes
 from recovery.acting import Acting
 from recovery.checking import Checking
-from recovery.decision import Action, Attempt, Cause, Decision
+from recovery.decision import Action, Attempt, Decision
 from recovery.hangs import Found, Hangs
 from recovery.inbox_child import ChildInbox
 from recovery.ledger import Ledger
@@ -57,9 +57,7 @@ cluster, which take longer, come less often; and at least so often."""
 INGEST_SECONDS = 0.2
 """How long a pass waits for the spool before it goes on to Slurm."""
 
-_HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
-_WEEK_SECONDS = 7 * _DAY_SECONDS
 
 _NODE_CLASSES = ("hardware", "node.software", "network.fabric")
 """Classes that open an incident on a node by themselves; others need a job that failed of them."""
@@ -395,50 +393,8 @@ class Aggregator:
     def _history(
         self, case: incident.Incident, earlier: tuple[Decision, ...], now: float, besides: str = ""
     ) -> policy.History:
-        """What came before; of the decision ``besides``, which is being revised, nothing counts."""
-        store = self._ledger.store
-        hour = [
-            one
-            for one in store.commands_since("requeue", utc(now - _HOUR_SECONDS))
-            if one.decision != besides
-        ]
-        since, cause = utc(now - _DAY_SECONDS), causes.of(case)
-        named: dict[str, int] = {}
-        for node in {item.node for item in cause.implicated}:
-            told = store.decisions(node=node, since=since)
-            replaced = {besides, *(known.revises for known in told)}
-            named[node] = sum(
-                known.cause.fault_class == cause.fault_class
-                and known.id not in replaced
-                and any(item.node == node for item in known.cause.implicated)
-                for known in told
-            )
-        uid = case.job.uid if case.job else None
-        return policy.History(
-            earlier,
-            named,
-            sum(one.uid == uid for one in hour),
-            len(hour),
-            self._gpu_users(cause, now),
-            self._upkeep.suspects() if case.job else {},
-        )
-
-    def _gpu_users(self, cause: Cause, now: float) -> dict[tuple[str, str], frozenset[int]]:
-        """Of each GPU of which a program failed now, whose programs did within a week."""
-        if not cause.fault_class.startswith("program."):
-            return {}
-        since = utc(now - _WEEK_SECONDS)
-        return {
-            (item.node, item.device): frozenset(
-                known.uid
-                for known in self._ledger.store.decisions(node=item.node, since=since)
-                if known.uid is not None
-                and any((one.device, one.code) == (item.device, item.code)
-                        for one in known.cause.implicated)
-            )
-            for item in cause.implicated
-            if item.device
-        }  # fmt: skip
+        suspects = self._upkeep.suspects() if case.job else {}
+        return precedents.of(self._ledger.store, case, earlier, suspects, now, besides)
 
     def _attempt(self, job: Job) -> Attempt:
         return Attempt(self._cluster, job.id, job.restarts, job.submit_time, job.sluid)
