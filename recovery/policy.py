@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recovery import cause as causes
-from recovery import reasons
+from recovery import excerpts, reasons
 from recovery.decision import (
     Attempt,
     Cause,
     Decision,
-    Excerpt,
     Implicated,
     JobAnswer,
     NodeAnswer,
@@ -40,10 +39,6 @@ else:
     import tomli as tomllib
 
 TABLE = Path(__file__).with_name("policy.toml")
-
-_EXCERPTS_LIMIT = 16
-_EXCERPT_CHARACTERS = 600
-_HANG_EXCERPT_CHARACTERS = 6000
 
 _CONSIDERED_LIMIT = 8
 
@@ -121,7 +116,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         limits=tuple(limit.text for limit in limits),
         considered=tuple(_considered(incident, cause, history, answer)),
         would_change=tuple(reasons.would_change(incident, cause, rule, answer, nodes)),
-        evidence=tuple(_excerpts(incident, cause))[:_EXCERPTS_LIMIT],
+        evidence=excerpts.of(incident, cause),
         checkpoint_step=incident.checkpoint_step,
         progress_step=incident.progress_step,
         gated=incident.gated,
@@ -396,33 +391,3 @@ def _considered(
         yield f"evidence not taken: {text}"
     if incident.silent and incident.attempt and not (incident.gated or incident.running):
         yield f"no report from {', '.join(incident.silent)}: silence blames nobody"
-
-
-def _excerpts(incident: Incident, cause: Cause) -> Iterable[Excerpt]:
-    """The evidence to keep: first what names the cause, then the log, then the rest."""
-    named = {(item.node, item.code) for item in cause.implicated}
-    if incident.log and incident.log.text:
-        log = incident.log
-        text = log.text[:_EXCERPT_CHARACTERS]
-        yield Excerpt(log.record, log.node, log.time, f"log.{log.fault_class}", text)
-    ranked = sorted(
-        (
-            s
-            for s in incident.sightings
-            # What a log says is in the verdict above; that one could not be read is told by itself.
-            if not s.finding.code.startswith("log.") or s.finding.code == "log.unreadable"
-        ),
-        key=lambda s: (
-            (s.node, s.finding.code) not in named,
-            not s.finding.code.startswith("hang."),
-            s.finding.severity == "info",
-            s.time,
-        ),
-    )
-    for sighting in ranked:
-        finding = sighting.finding
-        hung = finding.code.startswith("hang.")  # a requeue ends the processes that it tells of
-        texts = [evidence.text for evidence in finding.evidence[: None if hung else 2]]
-        limit = _HANG_EXCERPT_CHARACTERS if hung else _EXCERPT_CHARACTERS
-        text = " | ".join([finding.summary, *texts])[:limit]
-        yield Excerpt(sighting.record, sighting.node, sighting.time, finding.code, text)

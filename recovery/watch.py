@@ -154,7 +154,7 @@ class Watch:
                 del self._attempts[key]
                 lies_there = job is not None and job.state in incident.FAILED_STATES
                 if job and lies_there and self._is(attempt, job) and decided(job, attempt.restart):
-                    self.settle(Ready(job, job.nodes or attempt.nodes, attempt.restart), now)
+                    self._settle_again(attempt, job, now)
             elif self._can_be_decided(attempt, job, now):
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
                 if job.het_job_id:
@@ -167,6 +167,15 @@ class Watch:
         self.forget(ready)
         key = (ready.job.id, ready.restart)
         self._settled[key] = _Settled(ready, frozenset(ready.nodes), now)
+
+    def _settle_again(self, attempt: _Attempt, job: Job, now: float) -> None:
+        """Keep an attempt in mind that was decided on before this aggregator began.
+
+        A full look shows it again and again; what has been heard of it meanwhile must stand.
+        """
+        ready = Ready(job, job.nodes or attempt.nodes, attempt.restart)
+        if (job.id, attempt.restart) not in self._settled and now - job.end_time < LATE_SECONDS:
+            self.settle(ready, now)
 
     def late(self, now: float) -> list[Ready]:
         """Return the decided attempts of which something new has been heard since the last call."""

@@ -475,6 +475,20 @@ def test_a_decision_tells_its_rule_its_limits_and_what_else_was_considered() -> 
     )
 
 
+def test_what_every_health_check_repeats_does_not_crowd_out_what_was_said_once() -> None:
+    checks = [
+        health_check(f"n{node}", [finding("activity.gpus_working")], after_end=-second)
+        for node in (1, 2, 3, 4)
+        for second in range(60, 0, -2)
+    ]
+    broken = finding("checkpoint.passed_over", step=40, job_id=12)
+    unread = finding("log.unreadable", job_id=12)
+    decision = decided(failed(n1=[checkpoint(20), broken, unread], extra=checks))
+    codes = [excerpt.code for excerpt in decision.evidence]
+    assert {"checkpoint.passed_over", "checkpoint.seen", "log.unreadable"} <= set(codes)
+    assert codes.count("activity.gpus_working") == 4, "the last word of each node"
+
+
 def test_a_decision_keeps_bounded_excerpts_and_the_cause_is_first() -> None:
     many = [finding("gpu.ecc_contained", "x" * 5000, gpu=number) for number in range(40)]
     decision = decided(failed(n2=many, n3=[finding("gpu.fell_off_bus", "NVRM: Xid 79")]))
