@@ -98,7 +98,7 @@ def test_a_munged_that_does_not_answer_costs_no_more_than_the_budget_and_no_reco
         node.config.write_text(node.config.read_text() + "[hooks]\nbudget = {epilog = 2}\n")
         run = node.run("epilog", **job(exit_code="1:0"))
     assert (run.status, run.stderr) == (0, "")
-    assert run.seconds < 2
+    assert run.seconds < 3, "the budget, and the start of a process on a busy machine"
     assert node.records() == [] and len(node.waiting()) == 1
 
 

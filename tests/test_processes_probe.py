@@ -193,6 +193,18 @@ def test_what_a_job_left_is_reported_and_left_alone_by_default(machine: Machine)
     assert lives(left)
 
 
+@pytest.mark.parametrize("name", ["SLURMD_NODENAME", "SLURM_CONF"])
+def test_what_another_slurmd_of_the_machine_started_is_not_this_ones(
+    machine: Machine, name: str
+) -> None:
+    told = {"SLURM_CONF": "/etc/slurm/slurm.conf", "SLURMD_NODENAME": "n1"}
+    machine.start(ANN, SLEEP, {**of_job(), **told, name: "another"})
+    assert machine.epilog(SLURM_CONF=told["SLURM_CONF"]) == []
+    machine.start(ANN, SLEEP, {**of_job(), **told})
+    (found,) = machine.epilog(SLURM_CONF=told["SLURM_CONF"])
+    assert found["count"] == 1
+
+
 def test_where_configured_it_is_asked_to_end_and_then_made_to(machine: Machine) -> None:
     machine.configure(end=True, grace=0.5)
     polite, stubborn = (machine.start(ANN, script, of_job()) for script in (SLEEP, STUBBORN))

@@ -156,7 +156,8 @@ def _process(
         # environ waits for a lock that a stuck process may hold.
         if job is None and state != "D" and set(uids) == {uid}:
             environ = _environ(pid)
-            if environ.get(b"SLURM_SCRIPT_CONTEXT") not in _NODE_SCRIPTS:
+            is_script = environ.get(b"SLURM_SCRIPT_CONTEXT") in _NODE_SCRIPTS
+            if not (is_script or _is_of_another_slurmd(environ)):
                 job, by = _number(environ.get(b"SLURM_JOB_ID")), "environment"
             restart = _number(environ.get(b"SLURM_RESTART_COUNT")) or 0
     return Process(
@@ -181,11 +182,23 @@ def _cgroup_job(text: str) -> int | None:
     return jobs.pop() if len(jobs) == 1 else None
 
 
+def _is_of_another_slurmd(environ: Mapping[bytes, bytes]) -> bool:
+    """Whether a process was started by another slurmd of this machine, for a job of any number.
+
+    slurmstepd tells each task its node and its slurm.conf, slurmd its hooks (measured on 22.05).
+    """
+    ours = os.environb
+    return any(
+        name in environ and name in ours and environ[name] != ours[name]
+        for name in (b"SLURMD_NODENAME", b"SLURM_CONF")
+    )
+
+
 def _environ(pid: int) -> dict[bytes, bytes]:
-    """The SLURM_ variables a process was started with; of one given twice the first, as getenv."""
+    """The SLURM… variables a process was started with; of one given twice the first, as getenv."""
     found: dict[bytes, bytes] = {}
     for entry in _read_bytes(pid, "environ", _ENVIRON_BYTES).split(b"\0"):
-        if entry.startswith(b"SLURM_"):
+        if entry.startswith(b"SLURM"):
             name, _, value = entry.partition(b"=")
             found.setdefault(name, value)
     return found
