@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from recovery import actions, guard, pausing
-from recovery.decision import FINAL_ACTIONS, Action, Decision
+from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
 from recovery.ledger import Ledger
 from recovery.outcome import outcomes
-from recovery.pausing import NODE_ACTIONS
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from recovery.store import Command
 from slurm_hooks.config import Guard
@@ -161,7 +160,8 @@ class Acting:
 
     def _verify_only(self, decision: Decision, action: Action, view: actions.View) -> bool:
         """Every command was sent before the pause: see what came of them, and send no other."""
-        after = actions.advance(action, decision, view, pausing.Stopped(), self._clock())
+        stopped = pausing.Stopped(view.job, view.nodes)
+        after = actions.advance(action, decision, view, stopped, self._clock())
         if after == action:
             return False
         self._ledger.acted(decision, after)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from recovery.decision import Action, ActionKind, Decision
+from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
 from recovery.guard import ALREADY, OUR_REASON, is_ours
 from recovery.incident import FAILED_STATES
 from recovery.room import too_few
@@ -99,7 +99,25 @@ def advance(
     try:
         return steps[action.kind](action, decision, view, scheduler, now)
     except CommandRefused as refused:
+        if _has_moved_on(action, view, scheduler):
+            return action
         return replace(action, state="failed", detail=f"Slurm refused {action.step}: {refused}")
+
+
+def _has_moved_on(action: Action, view: View, scheduler: Scheduler) -> bool:
+    """Whether the target no longer is what it was at the look: the refusal is of what was then.
+
+    A pending job may start between the look and the command ("Job is no longer pending").
+    """
+    if action.kind in NODE_ACTIONS:
+        return scheduler.nodes([action.target]).get(action.target) != view.nodes.get(action.target)
+    seen = view.job
+    now = scheduler.jobs([seen.id]).get(seen.id) if seen else None
+    return seen is None or now is None or _standing(now) != _standing(seen)
+
+
+def _standing(job: Job) -> tuple[object, ...]:
+    return job.state, job.flags, job.restarts, job.held
 
 
 def reason_text(decision: Decision, node: str) -> str:

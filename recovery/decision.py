@@ -22,6 +22,9 @@ OutcomeState = Literal["restarted", "resumed", "failed_again", "finished", "lost
 
 ReviewVerdict = Literal["helpful", "ambiguous", "disruptive"]
 
+NODE_ACTIONS = ("drain", "return")
+"""Kinds of action whose target is a node; that of all others is a job."""
+
 FINAL_ACTIONS = ("recorded", "verified", "failed", "abandoned")
 FINAL_OUTCOMES = ("failed_again", "finished", "lost")
 

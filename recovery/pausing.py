@@ -16,24 +16,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from recovery.controls import Pause
-from recovery.decision import Action, Decision
+from recovery.decision import NODE_ACTIONS, Action, Decision
 from recovery.slurm.base import CommandRefused, Job, Node, SchedulerUnavailable
-
-NODE_ACTIONS = ("drain", "return")
-"""Kinds of action whose target is a node; that of all others is a job."""
 
 
 class Stopped:
-    """A Scheduler (``slurm.base``) by which nothing can be changed and nothing be seen."""
+    """A Scheduler (``slurm.base``) by which nothing changes, and that shows what was seen before.
+
+    ``job`` and ``nodes`` are of the last look.
+    """
+
+    def __init__(self, job: Job | None, nodes: Mapping[str, Node]) -> None:
+        self._jobs = {job.id: job} if job else {}
+        self._nodes = nodes
 
     def cluster(self) -> str:
         raise SchedulerUnavailable("paused")
 
     def jobs(self, ids: Collection[int] | None = None) -> Mapping[int, Job]:
-        raise SchedulerUnavailable("paused")
+        return self._jobs
 
     def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
-        raise SchedulerUnavailable("paused")
+        return self._nodes
 
     def _refuse(self, *_arguments: object, **_named: object) -> None:
         raise CommandRefused("paused before it could be verified")
