@@ -228,6 +228,8 @@ def _job_answer(
     if not job.known:
         text = "Slurm has forgotten the job already: its owner must submit it again"
         return JobAnswer("leave", f"{cause.summary}; {text}")
+    if job.federated:
+        return JobAnswer("leave", f"{cause.summary}; where it runs is its federation's to say")
     if not job.batch or not job.requeue:
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")

@@ -57,6 +57,8 @@ def _for_the_job(
         return
     if not wishes.opted_in:
         yield "its owner's --comment recovery=requeue would have let it be restarted"
+    elif job.federated:
+        yield "a job of this cluster alone could have been restarted"
     elif not (job.batch and job.requeue):
         yield "a batch job submitted with --requeue could have been restarted"
     elif rule.job == "hold" and event is not None:
