@@ -13,6 +13,7 @@ that of a drain.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -28,9 +29,11 @@ from pathlib import Path
 from recovery.aggregator import Aggregator
 from recovery.slurm.base import Job, Node
 from recovery.store import Store
-from slurm_hooks.config import Config, Controller, Grant, Guard, Spool
+from slurm_hooks.config import Config, Controller, Fleet, Grant, Guard, Spool
 from slurm_hooks.record import Evidence, FaultRecord, Finding, new_id, utc
 from slurm_hooks.spool import create
+
+BOOT_ID = "01234567-89ab-cdef-0123-456789abcdef"
 
 SIZES = (100, 1_000, 10_000)
 ROUNDS = 20
@@ -83,7 +86,7 @@ def record(node: str, faulty: bool) -> FaultRecord:
     lost = Finding("gpu.fell_off_bus", "fatal", "GPU 3 is gone", gpu=3, evidence=(evidence,))
     checked = Finding("host.uptime", "info", "up for a day")
     findings = (lost,) if faulty else (checked,)
-    return FaultRecord(new_id(), "c1", node, "boot", utc(), "health_check", None, findings)
+    return FaultRecord(new_id(), "c1", node, BOOT_ID, utc(), "health_check", None, findings)
 
 
 def drop(spool: Path, one: FaultRecord) -> None:
@@ -103,7 +106,9 @@ def configuration(folder: Path, mode: str) -> Config:
         mode=mode,  # type: ignore[arg-type]
         spool=Spool(path=folder / "spool", trusted_uids=(os.geteuid(),)),
         controller=Controller(state=folder / "state", snapshot=3600),
-        guard=Guard(max_drained_nodes=10_000, max_drained_share=1.0),
+        guard=Guard(max_drained_nodes=10_000, max_drained_share=1.0, max_drained_per_hour=10_000),
+        # Each fault is to be decided on by itself, however many come within minutes.
+        fleet=Fleet(nodes=10_000, jobs=10_000),
         grant=(grant,),
     )
 
@@ -141,11 +146,23 @@ def costs(nodes: int, count: int) -> Cost:
         for number in range(ROUNDS):
             drop(config.spool.path, record(f"n{number}", True))
             slurm.asked.clear()
-            busy.append(seconds(lambda: aggregator.pass_once(10.0)))
+            busy.append(seconds(functools.partial(decides, aggregator, f"n{number}")))
         aggregator.close()
         used = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
         medians = statistics.median(idle), statistics.median(busy)
         return Cost(*medians, dict(slurm.asked), int(used) / 1024)
+
+
+def decides(aggregator: Aggregator, node: str) -> None:
+    """Make one pass, which must take in the record of ``node`` and decide on it.
+
+    Raises:
+        RuntimeError: it did not, and so a figure of it would mean nothing.
+    """
+    done = aggregator.pass_once(10.0)
+    named = [answer.node for one in done.decided for answer in one.nodes]
+    if (done.accepted, done.rejected, named) != (1, 0, [node]):
+        raise RuntimeError(f"a busy pass on {node} did {done}: see rejected/*.why in its spool")
 
 
 def to_command(count: int) -> list[float]:
@@ -163,7 +180,8 @@ def to_command(count: int) -> list[float]:
             # It may arrive at any moment of a pause of the service: a new phase each time.
             time.sleep(config.controller.poll * (number % 10) / 10)
             while node not in slurm.drained:
-                aggregator.pass_once()
+                if aggregator.pass_once().rejected:
+                    raise RuntimeError(f"the record of {node} was rejected")
             taken.append(slurm.drained[node] - arrived)
         aggregator.close()
         return sorted(taken)

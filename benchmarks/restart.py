@@ -1,6 +1,7 @@
 """From a job's failure to its next attempt: `recovery run` in act mode, and a requeue by hand.
 
     ./scripts/bench restart --runs 5
+    ./scripts/bench restart --runs 3 --queue 6
 
 Each run submits a job that loses a GPU, on a private cluster: once beside an aggregator that may
 act, once with a plain ``scontrol requeue`` as soon as slurmctld shows FAILED, which is the fastest
@@ -8,6 +9,10 @@ that a person could be. For the first, seconds run from the end of the failed ba
 first line of the next attempt, both written by the job itself. The second is made to wait by Slurm
 (Reason=BeginTime); that time is read from scontrol (EligibleTime - EndTime) and not waited for, so
 its figure lacks the start of the job.
+
+With ``--queue N``, N jobs of others, of QUEUED_SECONDS each, wait for the same nodes, which are all
+busy: the restart, in seconds as above, with ``controller.restart_nice`` at 0 and at RESTART_NICE.
+Theirs is the higher priority, as age gives it to them and a requeue takes it from the failed job.
 """
 
 from __future__ import annotations
@@ -23,7 +28,12 @@ from pathlib import Path
 from recovery.demo.cluster import Cluster
 from recovery.demo.scenes import ACT, XID_79
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
+
+QUEUED_SECONDS = 10
+AGE_PRIORITY = 1000
+RESTART_NICE = 10_000
+"""More than the others have earned by their age."""
 
 SCRIPT = """#!/bin/bash
 # The first attempt waits for its fault and fails of it, the next one says that it has begun.
@@ -54,8 +64,11 @@ def main() -> int:
     """Measure, print, and exit 1 if the aggregator is not the faster one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5, help="runs of each kind")
+    parser.add_argument("--queue", type=int, default=0, help="jobs of others that wait")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
+    if arguments.queue:
+        return into_a_full_queue(arguments.runs, arguments.queue, arguments.json)
     with Cluster(nodes=4, gpus=8, config=ACT) as cluster:
         measured = measure(cluster, arguments.runs)
     if arguments.json:
@@ -67,6 +80,47 @@ def main() -> int:
             print(f"{name:<12} median {statistics.median(seconds):7.2f} s   ({each})")
         print(f"{'ratio':<12} {measured.ratio:14.1f}")
     return 0 if measured.ratio > 1 else 1
+
+
+def into_a_full_queue(runs: int, queue: int, as_json: bool) -> int:
+    """Measure with and without restart_nice, print, and exit 1 if it does not help."""
+    seconds: dict[int, list[float]] = {0: [], RESTART_NICE: []}
+    for nice, found in seconds.items():
+        config = f"{ACT}\n[controller]\nrestart_nice = {nice}\n"
+        with Cluster(nodes=3, gpus=8, config=config) as cluster:
+            for number in range(runs):
+                with cluster.aggregator():
+                    found.append(behind_others(cluster, f"nice-{nice}-{number}", queue))
+                print(f"nice {nice}: run {number + 1} of {runs}", file=sys.stderr)
+    medians = {nice: statistics.median(found) for nice, found in seconds.items()}
+    if as_json:
+        document = {"schema": "bench-restart-queue/v1", "queue": queue, "seconds": seconds}
+        print(json.dumps(document, indent=2))
+    else:
+        print(f"behind {queue} jobs of {QUEUED_SECONDS} s each, two nodes left")
+        for nice, found in seconds.items():
+            each = " ".join(f"{one:.2f}" for one in found)
+            print(f"restart_nice {nice:<6} median {medians[nice]:7.2f} s   ({each})")
+    return 0 if medians[RESTART_NICE] < medians[0] else 1
+
+
+def behind_others(cluster: Cluster, name: str, queue: int) -> float:
+    """Return seconds from failure to the next attempt, which others wait for a node with."""
+    run = submit(cluster, name)
+    others = [
+        cluster.submit(
+            "--gpus-per-node=8", f"--nice=-{AGE_PRIORITY}", "--wrap", f"sleep {QUEUED_SECONDS}"
+        )
+        for _ in range(queue + len(cluster.node_names) - 1)
+    ]
+    again = lose_gpu(cluster, *run) / "again"
+    cluster.wait(lambda: again.exists() and again.read_text(), LIMIT_SECONDS, "it runs again")
+    taken = float(again.read_text()) - float((run[1] / "failed").read_text())
+    for other in others:
+        cluster.run("scancel", str(other))
+    cluster.wait(lambda: not cluster.run("squeue", "-h").stdout, LIMIT_SECONDS, "all is over")
+    mend(cluster)
+    return taken
 
 
 def measure(cluster: Cluster, runs: int) -> Measured:
@@ -107,6 +161,13 @@ def requeued_by_hand(cluster: Cluster, number: int) -> float:
 
 def fail(cluster: Cluster, name: str) -> tuple[int, Path]:
     """Run a job until it has failed of a lost GPU; return it and its folder."""
+    job, run = submit(cluster, name)
+    lose_gpu(cluster, job, run)
+    return job, run
+
+
+def submit(cluster: Cluster, name: str) -> tuple[int, Path]:
+    """Run a job until it waits for its fault; return it and its folder."""
     run = cluster.work / name
     run.mkdir()
     script = run / "job.sh"
@@ -121,11 +182,16 @@ def fail(cluster: Cluster, name: str) -> tuple[int, Path]:
         script,
     )
     cluster.wait((run / "up").exists, LIMIT_SECONDS, "the job runs")
+    return job, run
+
+
+def lose_gpu(cluster: Cluster, job: int, run: Path) -> Path:
+    """Let the job's node lose a GPU, and the job fail of it; return the job's folder."""
     node = cluster.job(job)["NodeList"]
     cluster.break_gpu(node, 0, "lost")
     cluster.log_kernel(node, XID_79)
     (run / "fault").touch()
-    return job, run
+    return run
 
 
 def mend(cluster: Cluster) -> None:

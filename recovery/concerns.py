@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recovery import fleet
 from recovery.decision import Decision
 from recovery.index_file import IndexFile
 from slurm_hooks.record import seconds_of, utc
@@ -84,6 +85,11 @@ def _concerns(file: IndexFile, query: str, arguments: tuple[Any, ...]) -> list[C
 def _calls(file: IndexFile, decision: Decision) -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
     failed = [a for a in decision.actions if a.state == "failed"]
+    if decision.members:
+        subject = f"fleet event {decision.cause.fingerprint} of {decision.time[:16]}Z"
+        return [(subject, len(decision.members), fleet.to_do(decision))]
+    if decision.fleet and not failed:
+        return []  # one notice, that of the event, and not one for each of its members
     if decision.attempt is not None:
         job_id = decision.attempt.job_id
         query = "SELECT count(*) FROM decisions WHERE job_id = ? AND cluster = ?"

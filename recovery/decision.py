@@ -7,7 +7,7 @@ decided stays as it was, its actions, outcome and addenda grow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,9 @@ NODE_ACTIONS = ("drain", "return")
 
 FINAL_ACTIONS = ("recorded", "verified", "failed", "abandoned")
 FINAL_OUTCOMES = ("failed_again", "finished", "lost")
+
+MEMBERS_LIMIT = 1000
+"""Most members that a fleet event lists; those beyond still follow it, and name it."""
 
 T = TypeVar("T")
 
@@ -183,6 +186,21 @@ class Review:
 
 
 @dataclass(frozen=True)
+class Member:
+    """One node (``node n3``) or job (``job 12``) of a fleet event, hit at ``time``.
+
+    ``nodes`` are those that show it. ``decision`` is the record of what was done with the job, or
+    with a node that has broken by itself, and ``verdict`` what that says of the job.
+    """
+
+    subject: str
+    time: str
+    nodes: tuple[str, ...] = ()
+    decision: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
 class Decision:
     """The whole story of one incident, so that ``recovery explain`` needs nothing else.
 
@@ -198,6 +216,8 @@ class Decision:
     put the job back into the queue by itself, and the decision adopts what it found there.
     ``rerun`` is when somebody else ran the job again, where this toolkit did not.
     ``running``: the attempt had not ended when it was decided on (it hangs, or is slow).
+    ``members`` are who one cause has hit, where it has hit many; ``fleet`` names that decision in
+    the record of each of them, which follows it.
     """
 
     id: str
@@ -232,6 +252,8 @@ class Decision:
     requeued: bool = False
     revises: str = ""
     running: bool = False
+    fleet: str = ""
+    members: tuple[Member, ...] = ()
     actions: tuple[Action, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     addenda: tuple[str, ...] = ()
@@ -289,11 +311,38 @@ class Decision:
             return self
         return replace(self, outcomes=(*self.outcomes, outcome))
 
+    def with_members(self, new: Iterable[Member]) -> Decision:
+        """Return the event with ``new`` members, of which the latest word counts."""
+        known = {one.subject: one for one in self.members}
+        for one in new:
+            before = known.get(one.subject)
+            if before is None and len(known) >= MEMBERS_LIMIT:
+                continue
+            nodes = dict.fromkeys((*(before.nodes if before else ()), *one.nodes))
+            told = one if one.decision or before is None else before
+            known[one.subject] = replace(told, time=one.time, nodes=tuple(nodes))
+        return replace(self, members=tuple(known.values()))
+
     def with_review(self, review: Review) -> Decision:
         """Return the decision with one more review; one that is known changes nothing."""
         if any(known.id == review.id for known in self.reviews):
             return self
         return replace(self, reviews=(*self.reviews, review))
+
+    def changed(self, event: Mapping[str, Any]) -> Decision:
+        """Return the decision as an event of the journal leaves it (``store``)."""
+        kind = event["type"]
+        if kind == "action":
+            return self.with_action(Action(**event["action"]))
+        if kind == "outcome":
+            return self.with_outcome(Outcome(**event["outcome"]))
+        if kind == "review":
+            return self.with_review(Review(**event["review"]))
+        if kind == "joined":
+            return self.with_members(Member(**one) for one in event["members"])
+        if kind == "rerun":
+            return replace(self, rerun=str(event["rerun"]))
+        return replace(self, addenda=(*self.addenda, str(event["text"])))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``decision/v1``; ``outcome`` repeats the last one."""
@@ -317,6 +366,8 @@ class Decision:
         known["evidence"] = _all(Excerpt, known.get("evidence", ()))
         known["reviews"] = _all(Review, known.get("reviews", ()))
         known["actions"] = _all(Action, known.get("actions", ()))
+        members = _all(Member, known.get("members", ()))
+        known["members"] = tuple(replace(one, nodes=tuple(one.nodes)) for one in members)
         for name in (
             "job_nodes",
             "limits",

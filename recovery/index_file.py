@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of the tables; an index of another one is built anew."""
 
 LOCK_SECONDS = 10.0
@@ -34,7 +34,7 @@ CREATE TABLE heartbeats (
 CREATE TABLE decisions (
     id TEXT PRIMARY KEY, time TEXT NOT NULL, open INTEGER NOT NULL, attempt TEXT, cluster TEXT,
     job_id INTEGER, uid INTEGER, owner TEXT NOT NULL, partition TEXT NOT NULL,
-    fault_class TEXT NOT NULL, document TEXT NOT NULL
+    fault_class TEXT NOT NULL, follows INTEGER NOT NULL, document TEXT NOT NULL
 );
 CREATE INDEX decisions_time ON decisions (time);
 CREATE INDEX decisions_open ON decisions (time) WHERE open;

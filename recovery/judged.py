@@ -34,8 +34,13 @@ class GrantEvent:
 
 
 def put(file: IndexFile, decision: Decision) -> None:
-    """Take in a decision as it stands now."""
+    """Take in a decision as it stands now; what follows a fleet event is judged with that.
+
+    Unless acting on it ended badly: that counts by itself.
+    """
     case = case_of(decision)
+    if decision.fleet and not case.judged:
+        return
     document = json.dumps(case.to_dict(), separators=(",", ":"))
     file.change(
         "INSERT OR REPLACE INTO cases VALUES (?, ?, ?, ?)",
@@ -77,6 +82,7 @@ def unreviewed(file: IndexFile, uid: int, limit: int) -> list[Decision]:
     rows = file.rows(
         "SELECT document FROM decisions d WHERE (d.uid IS NULL OR d.uid != ?) AND NOT EXISTS"
         " (SELECT 1 FROM reviews r WHERE r.decision = d.id AND r.uid = ?)"
+        " AND EXISTS (SELECT 1 FROM cases c WHERE c.decision = d.id)"
         " ORDER BY time DESC LIMIT ?",
         (uid, uid, limit),
     )

@@ -6,11 +6,11 @@ Owns that order, and nothing else: a reader of the index never sees what a crash
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from recovery.decision import FINAL_ACTIONS, Action, Decision, Outcome, Review
+from recovery.decision import FINAL_ACTIONS, Action, Decision, Member, Outcome, Review
 from recovery.grants import Change
 from recovery.journal import Journal
 from recovery.publish import Publisher
@@ -77,6 +77,13 @@ class Ledger:
         self._record({"type": "grant", **asdict(change), "scope": scope})
         what = "is in force" if change.in_force else "is SUSPENDED, its actions only recorded"
         log.warning("the grant for %s %s: %s", scope, what, change.why)
+
+    def joined(self, decision_id: str, members: Sequence[Member]) -> None:
+        """Record who else a fleet event has hit."""
+        event = {"type": "joined", "decision": decision_id}
+        self._record({**event, "members": [asdict(one) for one in members]})
+        self._publish_again(decision_id)
+        log.info("%s: %d more hit, %s …", decision_id, len(members), members[0].subject)
 
     def _publish_again(self, decision_id: str) -> None:
         decision = self.store.decision(decision_id)

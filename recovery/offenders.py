@@ -98,15 +98,20 @@ class Suspicion:
 
 
 def marks_of(decision: Decision) -> tuple[Mark, ...]:
-    """Return what a decision says against nodes; of a program's own text, nothing."""
+    """Return what a decision says against nodes; of a program's own text, nothing.
+
+    What has hit many at once speaks against none of them, but where a broken part is named.
+    """
     time, cause = decision.time, decision.cause
     top = cause.fault_class
     if decision.gated:
         return tuple(Mark(node, "gated", time, 1, None) for node in decision.gated)
     if top.startswith(_OWN_CLASSES):
         named = {item.node for item in cause.implicated if item.source not in ("log", "history")}
+        if decision.fleet:
+            named &= {answer.node for answer in decision.nodes if answer.verdict == "drain"}
         return tuple(Mark(node, "named", time, 1, None) for node in sorted(named))
-    if decision.attempt is None or top.partition(".")[0] not in UNEXPLAINED:
+    if decision.fleet or decision.attempt is None or top.partition(".")[0] not in UNEXPLAINED:
         return ()
     nodes = decision.job_nodes
     return tuple(Mark(node, "failed", time, len(nodes), decision.uid) for node in nodes)

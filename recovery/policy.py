@@ -14,11 +14,12 @@ import functools
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from recovery import cause as causes
-from recovery import excerpts, reasons
+from recovery import excerpts, fleet, reasons
+from recovery.budgets import History, Limit, limits_of
 from recovery.decision import (
     Attempt,
     Cause,
@@ -43,33 +44,6 @@ TABLE = Path(__file__).with_name("policy.toml")
 _CONSIDERED_LIMIT = 8
 
 
-@dataclass(frozen=True)
-class History:
-    """What came before, as far as it bears on one incident.
-
-    ``earlier`` are the decisions on the job's former attempts, oldest first. ``named_today`` counts
-    for each node how often a cause of this class named it within a day, this incident not counted.
-    The requeues are those that this toolkit ordered within an hour. ``gpu_users`` are the uids
-    whose programs failed of a node's GPU within a week, ``suspects`` the nodes that fail more often
-    than chance lets them, each with its history in words, gravest first.
-    """
-
-    earlier: tuple[Decision, ...] = ()
-    named_today: Mapping[str, int] = field(default_factory=dict)
-    requeues_of_user_hour: int = 0
-    requeues_hour: int = 0
-    gpu_users: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
-    suspects: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Limit:
-    """A limit as met: the sentence for the record, and whether it is used up."""
-
-    text: str
-    spent: bool
-
-
 def rule_for(fault_class: str, overrides: Mapping[str, ClassRule]) -> ClassRule:
     """Return the row of the longest class above or at ``fault_class``, else that of ``unknown``."""
     return _row(fault_class, overrides)[1]
@@ -85,8 +59,11 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         causes.of(incident), uid, history.gpu_users, policy.users_that_blame_a_gpu
     )
     name, rule = _row(cause.fault_class, policy.classes)
+    event = history.fleet
+    if event and rule.job == "requeue":
+        rule = replace(rule, job=rule.fleet)
     nodes = _node_answers(incident, cause, rule, history)
-    limits = _limits(incident, cause, rule, history, policy)
+    limits = limits_of(incident, cause, rule, history, policy)
     answer = _job_answer(incident, cause, rule, limits, history, now)
     job = incident.job
     return Decision(
@@ -98,7 +75,8 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         job=_left_running(incident, answer),
         nodes=nodes,
         rule=f"{name}: job {rule.job}, node {rule.node}"
-        + (f" after {rule.drain_after} in a day" if rule.drain_after > 1 else ""),
+        + (f" after {rule.drain_after} in a day" if rule.drain_after > 1 else "")
+        + (", as one of many" if event else ""),
         mode=mode,
         owner=job.user if job else "",
         uid=job.uid if job else None,
@@ -115,7 +93,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         else "",
         limits=tuple(limit.text for limit in limits),
         considered=tuple(_considered(incident, cause, history, answer)),
-        would_change=tuple(reasons.would_change(incident, cause, rule, answer, nodes)),
+        would_change=tuple(reasons.would_change(incident, cause, rule, answer, nodes, event)),
         evidence=excerpts.of(incident, cause),
         checkpoint_step=incident.checkpoint_step,
         progress_step=incident.progress_step,
@@ -123,6 +101,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         requeued=incident.requeued,
         gpus=(job.gpus if job else 0) or incident.gpus,
         running=incident.running,
+        fleet=event.decision if event else "",
     )
 
 
@@ -192,13 +171,18 @@ def _node_answers(
     for item in cause.implicated:
         by_node.setdefault(item.node, []).append(item)
     return tuple(
-        _node_answer(incident, items, cause, rule, history.named_today.get(node, 0))
+        _node_answer(incident, items, cause, rule, history, history.named_today.get(node, 0))
         for node, items in by_node.items()
     )
 
 
 def _node_answer(
-    incident: Incident, items: list[Implicated], cause: Cause, rule: ClassRule, before: int
+    incident: Incident,
+    items: list[Implicated],
+    cause: Cause,
+    rule: ClassRule,
+    history: History,
+    before: int,
 ) -> NodeAnswer:
     item = next((one for one in items if one.source != "log"), items[0])
     why = item.why
@@ -210,6 +194,8 @@ def _node_answer(
         return NodeAnswer(item.node, "watch", f"{why}: only the program's own log says so")
     if cause.confidence != "established":
         return NodeAnswer(item.node, "watch", f"{why}: {cause.confidence}, not established")
+    if history.fleet and not any(fleet.is_own(one, cause.fault_class) for one in items):
+        return NodeAnswer(item.node, "watch", f"{why}: one of {history.fleet.extent}, no drain")
     if before + 1 < rule.drain_after:
         times = f"{before + 1} of {rule.drain_after} times in a day"
         return NodeAnswer(item.node, "watch", f"{why}: {times}")
@@ -223,7 +209,7 @@ def _job_answer(
     incident: Incident,
     cause: Cause,
     rule: ClassRule,
-    limits: list[_Limit],
+    limits: list[Limit],
     history: History,
     now: float,
 ) -> JobAnswer:
@@ -242,12 +228,18 @@ def _job_answer(
     if not job.known:
         text = "Slurm has forgotten the job already: its owner must submit it again"
         return JobAnswer("leave", f"{cause.summary}; {text}")
+    if job.federated:
+        return JobAnswer("leave", f"{cause.summary}; where it runs is its federation's to say")
     if not job.batch or not job.requeue:
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")
     pointless = _pointless(job, now)
     if pointless:
         return JobAnswer("leave", f"{cause.summary}; {pointless}: a restart is pointless")
+    event = history.fleet
+    if rule.job == "hold" and event:
+        text = f"it has hit {event.extent} ({event.decision}): to be run again once it is mended"
+        return JobAnswer("hold", f"{cause.summary}; {text}")
     if rule.job == "hold":
         return JobAnswer("hold", f"{cause.summary}: a restart would fail again")
     if wishes.mode == "hold":
@@ -261,7 +253,8 @@ def _job_answer(
     if left:
         named = ", ".join(left)
         return JobAnswer("hold", f"{cause.summary}; it asks for {named} by name (--nodelist)")
-    avoided = [node for node in history.suspects if node not in job.required]
+    hit = event.avoided if event and rule.exclude else ()
+    avoided = [node for node in (*history.suspects, *hit) if node not in job.required]
     excluded = tuple(sorted({*excluded, *avoided}))
     return JobAnswer("requeue", _requeue_reason(cause, excluded, incident), excluded)
 
@@ -287,7 +280,7 @@ def _left_running(incident: Incident, answer: JobAnswer) -> JobAnswer:
     return JobAnswer("leave", f"{answer.reason}; it runs, and is left to its owner")
 
 
-def _gated_answer(incident: Incident, limits: list[_Limit]) -> JobAnswer:
+def _gated_answer(incident: Incident, limits: list[Limit]) -> JobAnswer:
     """The job never began: no opt-in is asked for, since it was we who kept it from starting."""
     stopped = f"{', '.join(incident.gated)} stopped it before it began"
     if limits and limits[0].spent:
@@ -302,67 +295,6 @@ def _requeue_reason(cause: Cause, excluded: tuple[str, ...], incident: Incident)
     return f"{cause.summary}: run it again{where}{since}"
 
 
-def _limits(
-    incident: Incident, cause: Cause, rule: ClassRule, history: History, policy: Policy
-) -> list[_Limit]:
-    """Every limit that a further restart would meet, in the order in which they are told."""
-    job, attempt = incident.job, incident.attempt
-    if job is None or attempt is None:
-        return []
-    ceiling = policy.max_restarts
-    if incident.wishes.max_restarts is not None:
-        ceiling = min(ceiling, incident.wishes.max_restarts)
-    limits = [_counted("restarts", attempt.restart, ceiling)]
-    if rule.restarts is not None:
-        row = _streak(history.earlier, cause.fault_class)
-        limits.append(_counted(f"restarts after {cause.fault_class}", row, rule.restarts))
-    user, everyone = policy.max_restarts_per_user_hour, policy.max_restarts_per_hour
-    limits.append(_counted("restarts of this user in an hour", history.requeues_of_user_hour, user))
-    limits.append(_counted("restarts of all in an hour", history.requeues_hour, everyone))
-    limits += _progress_limits(incident, cause, history, policy)
-    return limits
-
-
-def _counted(what: str, used: int, allowed: int) -> _Limit:
-    if used >= allowed:
-        return _Limit(f"{what}: all {allowed} used", True)
-    return _Limit(f"{what}: this would be {used + 1} of {allowed}", False)
-
-
-def _progress_limits(
-    incident: Incident, cause: Cause, history: History, policy: Policy
-) -> list[_Limit]:
-    """Attempts without progress. Progress that nobody could see is not "no progress"."""
-    reached = incident.progress_step
-    if reached is None or not history.earlier:
-        return []
-    stuck = 0
-    for former in reversed(history.earlier):
-        if former.progress_step is None or former.progress_step < reached:
-            break
-        stuck += 1
-    limits = []
-    last = history.earlier[-1]
-    elsewhere = {item.node for item in cause.implicated}.isdisjoint(
-        item.node for item in last.cause.implicated
-    )
-    hardware = cause.fault_class.startswith("hardware") and cause.confidence == "established"
-    if stuck and last.cause.fingerprint == cause.fingerprint and not (hardware and elsewhere):
-        text = f"the same failure twice with no progress between (step {reached})"
-        limits.append(_Limit(text, True))
-    attempts = stuck + 1
-    if attempts >= policy.no_progress:
-        text = f"{attempts} attempts ended without progress beyond step {reached}"
-        limits.append(_Limit(text, True))
-    return limits
-
-
-def _streak(earlier: tuple[Decision, ...], fault_class: str) -> int:
-    """How many of the latest attempts in a row ended by this class."""
-    others = (n for n, d in enumerate(reversed(earlier)) if d.cause.fault_class != fault_class)
-    return next(others, len(earlier))
-
-
 # -- what the record shows --------------------------------------------------------------------
 
 
@@ -374,6 +306,8 @@ def _considered(
         for node, why in history.suspects.items():
             if node in answer.excluded:
                 yield f"{node} is a repeat offender and is avoided: {why}"
+    if history.fleet and incident.job and answer.verdict == "hold":
+        yield f"a restart at once: {history.fleet.extent} show the same, it would fail of it again"
     log = incident.log
     if log and log.fault_class != cause.fault_class and cause.fault_class != "unknown":
         yield f"the job's log speaks of {log.fault_class}: weaker evidence than the cause"

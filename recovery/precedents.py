@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery import cause as causes
+from recovery.budgets import History
 from recovery.decision import Cause, Decision
 from recovery.incident import Incident
-from recovery.policy import History
 from recovery.store import Store
 from slurm_hooks.record import utc
 
@@ -44,6 +44,7 @@ def of(
         named[node] = sum(
             known.cause.fault_class == cause.fault_class
             and known.id not in replaced
+            and not known.fleet  # what hit many at once says nothing against this node
             and any(item.node == node for item in known.cause.implicated)
             for known in told
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from recovery.decision import Cause, JobAnswer, NodeAnswer
+from recovery.fleet import Membership
 from recovery.incident import Incident
 from slurm_hooks.config import ClassRule
 
@@ -19,16 +20,29 @@ def would_change(
     rule: ClassRule,
     answer: JobAnswer,
     nodes: Sequence[NodeAnswer],
+    event: Membership | None = None,
 ) -> Iterable[str]:
-    """Yield what would have led to another answer, for the job first, then for each node."""
+    """Yield what would have led to another answer, for the job first, then for each node.
+
+    ``event`` is the one that the incident belongs to, where one cause has hit many.
+    """
+    if event is not None:
+        yield f"had it not hit {event.extent} at once, it would have been decided by itself"
     if incident.job is not None:
-        yield from _for_the_job(incident, cause, rule, answer)
+        yield from _for_the_job(incident, cause, rule, answer, event)
     for node in nodes:
-        yield from _for_a_node(cause, rule, node)
+        if event is not None and node.verdict == "watch":
+            yield f"a broken part that {node.node} names itself would have drained it"
+        else:
+            yield from _for_a_node(cause, rule, node)
 
 
 def _for_the_job(
-    incident: Incident, cause: Cause, rule: ClassRule, answer: JobAnswer
+    incident: Incident,
+    cause: Cause,
+    rule: ClassRule,
+    answer: JobAnswer,
+    event: Membership | None,
 ) -> Iterable[str]:
     if cause.fault_class == "unknown":
         yield "a fault on one of its nodes, or a plain line in its log, would have named a cause"
@@ -43,8 +57,12 @@ def _for_the_job(
         return
     if not wishes.opted_in:
         yield "its owner's --comment recovery=requeue would have let it be restarted"
+    elif job.federated:
+        yield "a job of this cluster alone could have been restarted"
     elif not (job.batch and job.requeue):
         yield "a batch job submitted with --requeue could have been restarted"
+    elif rule.job == "hold" and event is not None:
+        return  # said already: it is held for what has hit the others as well
     elif rule.job == "hold":
         yield (
             f"a fault of a node itself, seen in its kernel log or by a probe, would have"

@@ -20,7 +20,9 @@ from typing import Any
 
 from recovery import cause as causes
 from recovery import policy as policies
+from recovery.budgets import History
 from recovery.decision import Decision
+from recovery.fleet import Membership
 from recovery.incident import Incident, closed_gate, of_attempt, of_node
 from recovery.slurm.base import Job, Node
 from slurm_hooks.config import Policy
@@ -197,12 +199,15 @@ def _job(decision: Decision, ours: Sequence[FaultRecord]) -> Job:
 
 def _decide(run: _Run, incident: Incident, recorded: Decision) -> Decision:
     now = seconds_of(recorded.time)
-    made = policies.decide(incident, _history(run, incident, now), run.policy, now, recorded.mode)
+    history = _history(run, incident, now)
+    if recorded.fleet:
+        history = replace(history, fleet=Membership(recorded.fleet, "many others"))
+    made = policies.decide(incident, history, run.policy, now, recorded.mode)
     run.made.append(made)
     return made
 
 
-def _history(run: _Run, incident: Incident, now: float) -> policies.History:
+def _history(run: _Run, incident: Incident, now: float) -> History:
     """What this policy itself had decided before."""
     attempt, job = incident.attempt, incident.job
     earlier = tuple(
@@ -230,7 +235,7 @@ def _history(run: _Run, incident: Incident, now: float) -> policies.History:
         if one.time >= utc(now - _HOUR_SECONDS) and one.job.verdict == "requeue"
     ]
     uid = job.uid if job else None
-    return policies.History(earlier, named, sum(one.uid == uid for one in hour), len(hour))
+    return History(earlier, named, sum(one.uid == uid for one in hour), len(hour))
 
 
 def _implicated(decision: Decision) -> tuple[str, ...]:

@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recovery import concerns, controls, judged, late
+from recovery import concerns, controls, fleet, judged, late
 from recovery.controls import Breaker, Pause
-from recovery.decision import Action, Decision, Outcome, Review
+from recovery.decision import Decision
 from recovery.index_file import IndexFile, StoreDamaged, StoreError
 from recovery.journal import Journal
 from recovery.offenders import Mark, marks_of
@@ -110,6 +110,9 @@ class Store:
                 "INSERT OR IGNORE INTO marks VALUES (NULL, ?, ?, ?, ?, ?, ?)",
                 [(decided.id, m.node, m.kind, m.time, m.size, m.uid) for m in marks_of(decided)],
             )
+            event_of = self.decision(decided.fleet) if decided.fleet else None
+            if event_of is not None:
+                self._put_decision(event_of.with_members([fleet.member_of(decided)]))
             former = self.decision(decided.revises) if decided.revises else None
             if former is not None:
                 self._put_decision(late.revised(former, decided))
@@ -120,21 +123,11 @@ class Store:
             judged.put_grant(self._file, event)
         elif kind == "ack":
             concerns.put_ack(self._file, event)
-        elif kind in ("action", "outcome", "addendum", "review", "rerun"):
+        elif kind in ("action", "outcome", "addendum", "review", "rerun", "joined"):
             decision = self.decision(event["decision"])
             if decision is None:
                 raise KeyError(f"no decision {event['decision']}")
-            if kind == "action":
-                decision = decision.with_action(Action(**event["action"]))
-            elif kind == "outcome":
-                decision = decision.with_outcome(Outcome(**event["outcome"]))
-            elif kind == "review":
-                decision = decision.with_review(Review(**event["review"]))
-            elif kind == "rerun":
-                decision = replace(decision, rerun=str(event["rerun"]))
-            else:
-                decision = replace(decision, addenda=(*decision.addenda, str(event["text"])))
-            self._put_decision(decision)
+            self._put_decision(decision.changed(event))
 
     def _put_decision(self, decision: Decision) -> None:
         attempt, run = decision.attempt, self._file.change
@@ -142,13 +135,15 @@ class Store:
         row = (
             decision.id, decision.time, decision.open, attempt and attempt.key,
             attempt and attempt.cluster, job_id, decision.uid, decision.owner,
-            decision.partition, decision.cause.fault_class, to_json(decision.to_dict()),
+            decision.partition, decision.cause.fault_class, bool(decision.fleet),
+            to_json(decision.to_dict()),
         )  # fmt: skip
-        run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         run("DELETE FROM decision_nodes WHERE decision = ?", (decision.id,))
         judged.put(self._file, decision)
         nodes = {answer.node for answer in decision.nodes} | set(decision.job.excluded)
         nodes |= {implicated.node for implicated in decision.cause.implicated}
+        nodes |= {node for member in decision.members for node in member.nodes}
         for node in nodes:
             run("INSERT INTO decision_nodes VALUES (?, ?, ?)", (node, decision.time, decision.id))
         for action in decision.actions:
@@ -312,9 +307,11 @@ class Store:
         since: str | None = None,
         until: str | None = None,
         limit: int = 100,
+        followers: bool = True,
     ) -> list[Decision]:
         """Return at most ``limit`` decisions to which all that is given applies, newest first.
 
+        Without ``followers``, those that follow the decision on a fleet event are left out.
         ``node`` finds those that implicate, judge or exclude it; since <= time < until.
         """
         conditions = {
@@ -324,6 +321,7 @@ class Store:
         }  # fmt: skip
         given = {text: value for text, value in conditions.items() if value is not None}
         where = " AND ".join(given) or "1"
+        where += "" if followers else " AND NOT d.follows"
         # The order of the tables is the order of the lookup: by node first, where one is given.
         table = "decisions d"
         if node is not None:

@@ -150,6 +150,7 @@ class Watch:
                 or self._stuck(attempt, job, now)
                 or decided(job, attempt.restart)
                 or job.state in incident.OTHER_ENDS
+                or "REVOKED" in job.flags  # another cluster of the federation runs it
             ):
                 del self._attempts[key]
                 lies_there = job is not None and job.state in incident.FAILED_STATES

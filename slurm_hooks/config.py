@@ -83,6 +83,7 @@ class ClassRule:
     """What a fault class asks for; ``recovery/policy.toml`` has the defaults and says it in full.
 
     ``restarts`` is how many restarts in a row the class may cause, None for the job's budget.
+    ``fleet`` takes the place of ``job`` where one cause has hit many, and ``job`` is ``requeue``.
     """
 
     job: Literal["requeue", "hold", "leave"]
@@ -90,6 +91,7 @@ class ClassRule:
     exclude: bool = True
     drain_after: int = 1
     restarts: int | None = None
+    fleet: Literal["requeue", "hold", "leave"] = "hold"
 
 
 @frozen
@@ -156,6 +158,30 @@ class Offenders:
             raise ValueError("half_life_days must be between 1 and 365")
         if not 0 < self.drain_chance <= self.exclude_chance < 1:
             raise ValueError("0 < drain_chance <= exclude_chance < 1 must hold")
+
+
+@frozen
+class Fleet:
+    """When one cause that hits many nodes or jobs is one incident (``recovery/fleet.py``).
+
+    That is when, within ``window`` seconds, at least ``nodes`` nodes and the share ``share`` of all
+    show it, or at least ``jobs`` jobs have failed of it. What may be shared is decided on
+    ``gather`` seconds after it was first seen, so that the others can show it too.
+    """
+
+    window: float = 300.0
+    nodes: int = 5
+    share: float = 0.001
+    jobs: int = 5
+    gather: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 2 or self.jobs < 2:
+            raise ValueError("nodes and jobs must be at least 2: one is no fleet")
+        if not 0 <= self.share <= 1:
+            raise ValueError("share must be between 0 and 1")
+        if not 0 <= self.gather < self.window:
+            raise ValueError("gather must be at least 0 and less than window")
 
 
 @frozen
@@ -246,6 +272,7 @@ class Config(NodeConfig):
     controller: Controller = field(default_factory=Controller)
     slurm: Slurm = field(default_factory=Slurm)
     policy: Policy = field(default_factory=Policy)
+    fleet: Fleet = field(default_factory=Fleet)
     guard: Guard = field(default_factory=Guard)
     review: Review = field(default_factory=Review)
     notify: Notify = field(default_factory=Notify)

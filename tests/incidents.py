@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from recovery.budgets import History
 from recovery.decision import Attempt, Cause, Decision, Implicated
 from recovery.incident import Incident, of_attempt, of_node
-from recovery.policy import History, decide
+from recovery.policy import decide
 from recovery.slurm.base import Job, Node
 from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog

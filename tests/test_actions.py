@@ -14,10 +14,11 @@ import pytest
 
 from recovery import actions
 from recovery.actions import GIVE_UP_SECONDS, RESTART_GAP_SECONDS, View
+from recovery.budgets import History
 from recovery.decision import Action, Attempt, Decision
 from recovery.demo.cluster import Cluster
 from recovery.incident import of_attempt
-from recovery.policy import History, decide
+from recovery.policy import decide
 from recovery.slurm.base import Job
 from recovery.slurm.cli import CliScheduler
 from slurm_hooks.record import Finding, utc

@@ -51,6 +51,7 @@ STOPS: list[tuple[str, dict[str, Any], tuple[Finding, ...], dict[str, Any], str,
     ("no opt-in", {"comment": ""}, (), {}, "leave", "did not opt in"),
     ("no batch job", {"batch": False}, (), {}, "leave", "is no batch job"),
     ("--no-requeue", {"requeue": False}, (), {}, "leave", "--no-requeue"),
+    ("of a federation", {"federated": True}, (), {}, "leave", "its federation's to say"),
     ("past its deadline", {"deadline": NOW - 1}, (), {}, "leave", "before its deadline"),
     (
         "too little time to its deadline",

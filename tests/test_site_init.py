@@ -114,7 +114,9 @@ def test_the_whole_default_policy_stands_in_recovery_toml_as_comments(tmp_path: 
     assert list(load(uncommented).policy.classes) == names
     first = '[policy.classes."hardware.gpu"]\njob = "requeue"\nnode = "drain"'
     assert first in uncommented.read_text("utf-8")
-    assert load(uncommented).policy.classes["hardware.gpu"] == ClassRule("requeue", "drain")
+    assert load(uncommented).policy.classes["hardware.gpu"] == ClassRule(
+        "requeue", "drain", fleet="requeue"
+    )
 
 
 @needs_root

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -47,12 +47,19 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _names_one(wanted: Mapping[str, Any]) -> bool:
+    return any(wanted[name] is not None for name in ("job", "node", "user"))
+
+
 @click.command()
 @_filters
 def decisions(as_json: bool, **wanted: Any) -> None:
-    """What was decided, newest first."""
+    """What was decided, newest first; of a fleet event the one decision on it.
+
+    With --job, --node or --user also what was done with its members.
+    """
     with opening.index(opening.configuration()) as store:
-        found = store.decisions(**wanted)
+        found = store.decisions(**wanted, followers=_names_one(wanted))
     if as_json:
         items = [decision.to_dict() for decision in found]
         click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
@@ -72,7 +79,7 @@ def incidents(as_json: bool, **wanted: Any) -> None:
 
     limit = wanted.pop("limit")
     with opening.index(opening.configuration()) as store:
-        found = store.decisions(**wanted, limit=limit * 10)
+        found = store.decisions(**wanted, limit=limit * 10, followers=_names_one(wanted))
         document = lists.incidents_document(found, limit)
     if as_json:
         click.echo(json.dumps(document))

@@ -11,6 +11,7 @@ from recovery import concerns, guard, pausing
 from recovery.controls import Pause
 from recovery.decision import Decision
 from recovery.grants import scope_text, standings
+from recovery.slurm.hostlist import compress
 from recovery.store import Store
 from slurm_hooks.config import Config
 from slurm_hooks.record import seconds_of
@@ -29,6 +30,8 @@ def line(decision: Decision) -> str:
     """Return a decision in a line or two: when, what about, which answers, how it stands."""
     about = f"job {decision.attempt.job_id}" if decision.attempt else decision.incident
     answers: list[str] = [decision.job.verdict] if decision.attempt else []
+    if decision.members:
+        answers = [f"{len(decision.members)} members, their jobs: {decision.job.verdict}"]
     answers += [f"{answer.verdict} {answer.node}" for answer in decision.nodes]
     told = printable(
         f"{decision.id}  {decision.time[:19]}Z  {about}: {', '.join(answers) or 'leave'}"
@@ -60,8 +63,10 @@ def story(decision: Decision) -> str:
     lines += ["", "Cause"]
     lines += _bullet(f"{cause.fault_class}, {cause.confidence}: {cause.summary}")
     lines += ["", f"Decided {_clock(decision.time)}"]
-    if decision.attempt:
+    if decision.attempt or decision.members:
         lines += _bullet(f"job: {decision.job.verdict}: {decision.job.reason}")
+    if decision.fleet:
+        lines += _bullet(f"follows {decision.fleet}, on all that one cause has hit")
     for answer in decision.nodes:
         lines += _bullet(f"{answer.node}: {answer.verdict}: {answer.reason}")
     lines += _bullet(f"rule {decision.rule}")
@@ -75,6 +80,7 @@ def story(decision: Decision) -> str:
     ):
         for item in texts:
             lines += _bullet(f"{title}: {item}")
+    lines += _members(decision)
     lines += ["", "Actions"]
     for action in decision.actions:
         state = f"{_clock(action.time)}  {action.name}: {action.state}"
@@ -227,6 +233,22 @@ def standing(decision: Decision) -> str:
         if state in states:
             return state
     return "no action"
+
+
+def _members(decision: Decision) -> list[str]:
+    """Who one cause has hit: jobs with what was decided for each, and the nodes in one list."""
+    jobs = [one for one in decision.members if one.subject.startswith("job ")]
+    nodes = sorted({node for one in decision.members for node in one.nodes})
+    lines = ["", f"Members: {len(jobs)} jobs, {len(nodes)} nodes"] if decision.members else []
+    for one in jobs:
+        told = f": {one.verdict}, {one.decision}" if one.decision else ""
+        lines += _bullet(f"{_clock(one.time)}  {one.subject}{told}")
+    if nodes:
+        lines += _bullet(f"nodes {compress(nodes)}")
+    held = [one.subject.partition(" ")[2] for one in jobs if one.verdict == "hold"]
+    if held:
+        lines += _bullet(f"once it is mended: scontrol release {','.join(held)}")
+    return lines
 
 
 def _restart(decision: Decision) -> int:

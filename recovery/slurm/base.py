@@ -37,7 +37,8 @@ class Job:
     expanded names. ``dependency`` is what is left of the job's own, in Slurm's words
     (``afterok:11(failed)``); a time limit is 0 where there is none. ``het_parts`` are the ids of
     all parts of a heterogeneous job, the leader's first. ``gpus`` is how many it has or asks for
-    on all its nodes. ``known`` is False where slurmctld has forgotten the job and its records
+    on all its nodes. ``federated``: several clusters may run it, and its cluster of origin decides
+    which does. ``known`` is False where slurmctld has forgotten the job and its records
     alone tell of it.
     """
 
@@ -74,6 +75,7 @@ class Job:
     het_job_id: int | None = None
     het_parts: tuple[int, ...] = ()
     gpus: int = 0
+    federated: bool = False
     known: bool = True
     sluid: str | None = None
     comment: str = ""

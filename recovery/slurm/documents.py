@@ -172,6 +172,7 @@ def _job(fields: dict[str, Any]) -> Job:
         het_job_id=_number(fields["het_job_id"]) or None,
         het_parts=_het_parts(_text(fields["het_job_id_set"])),
         gpus=_job_gpus(fields),
+        federated=bool(_text(fields.get("federation_origin"))),
         # 26.05 has it in an object that names the whole job as a step.
         sluid=_text(fields.get("step_id", {}).get("sluid")) or None,
         comment=_text(_comment(fields, "user", "comment")),
