@@ -265,7 +265,7 @@ class Aggregator:
         self, ready: Ready, nodes: Mapping[str, Node], decided: list[Decision]
     ) -> None:
         job, now = ready.job, self._clock()
-        attempt = replace(self._attempt(job), restart=ready.restart)
+        attempt = self._attempt(job, ready.restart)
         ended = now if ready.requeued else float(job.end_time or now)
         since = utc(ended - incident.BEFORE_END_SECONDS)
         seen = self._ledger.store.records(ready.nodes, since, utc(now + _DAY_SECONDS))
@@ -294,7 +294,7 @@ class Aggregator:
 
     def _reopen(self, ready: Ready, decided: list[Decision]) -> None:
         """Judge an attempt again for late evidence; what was acted on gets an addendum instead."""
-        attempt = replace(self._attempt(ready.job), restart=ready.restart)
+        attempt = self._attempt(ready.job, ready.restart)
         former = self._ledger.store.attempt_decision(attempt.key)
         if former is None:
             return
@@ -322,7 +322,7 @@ class Aggregator:
     def _decide_running(self, found: Found, decided: list[Decision]) -> None:
         """Decide on a job that hangs or is slow; of each kind once for an attempt."""
         job, now = found.job, self._clock()
-        attempt = self._attempt(job)
+        attempt = self._attempt(job, job.restarts)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         kinds = [d.cause.fault_class == "slowdown" for d in known if d.attempt == attempt]
         if (found.slowdown is not None) not in kinds:
@@ -396,12 +396,14 @@ class Aggregator:
         suspects = self._upkeep.suspects() if case.job else {}
         return precedents.of(self._ledger.store, case, earlier, suspects, now, besides)
 
-    def _attempt(self, job: Job) -> Attempt:
-        return Attempt(self._cluster, job.id, job.restarts, job.submit_time, job.sluid)
+    def _attempt(self, job: Job, restart: int) -> Attempt:
+        """The job's attempt with that restart count; a later one's SLUID is not its own."""
+        sluid = job.sluid if restart == job.restarts else None
+        return Attempt(self._cluster, job.id, restart, job.submit_time, sluid)
 
     def _is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
-        attempt = self._attempt(job)
+        attempt = self._attempt(job, restart)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         since = "" if job.known else utc(job.end_time)
         return any(
