@@ -226,7 +226,8 @@ class Aggregator:
             self._checking.look(self._scheduler.nodes(), self._standings, now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
-            can = self._watch.ready(jobs, self._is_decided, now)
+            heard = now - self._inbox.unread_seconds
+            can = self._watch.ready(jobs, self._is_decided, now, heard)
             states = self._scheduler.nodes({node for ready in can for node in ready.nodes})
             for ready in can:
                 self._decide_attempt(ready, states, decided)
