@@ -214,11 +214,11 @@ class Aggregator:
             self._checking.look(self._scheduler.nodes(), self._standings, now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
-            decided += self._deciding.attempts(
-                self._watch.ready(jobs, self._deciding.is_decided, now)
-            )
-        for ready in self._watch.late(now):
-            decided += self._deciding.reopen(ready)
+            heard = now - self._inbox.unread_seconds
+            ready = self._watch.ready(jobs, self._deciding.is_decided, now, heard)
+            decided += self._deciding.attempts(ready)
+        for late in self._watch.late(now):
+            decided += self._deciding.reopen(late)
         wanted = self._hangs.due(now)
         if wanted:
             found = self._hangs.judge(wanted, self._scheduler.jobs(wanted), now)

@@ -95,7 +95,7 @@ class Deciding:
 
     def _of_ready(self, ready: Ready, states: Mapping[str, Node]) -> incident.Incident:
         job, now = ready.job, self._clock()
-        attempt = replace(self._attempt(job), restart=ready.restart)
+        attempt = self._attempt(job, ready.restart)
         ended = now if ready.requeued else float(job.end_time or now)
         records = self._records(ready.nodes, ended - incident.BEFORE_END_SECONDS)
         nodes = [states[name] for name in ready.nodes if name in states]
@@ -106,7 +106,7 @@ class Deciding:
 
     def reopen(self, ready: Ready) -> list[Decision]:
         """Judge an attempt again for late evidence; what was acted on gets an addendum instead."""
-        attempt = replace(self._attempt(ready.job), restart=ready.restart)
+        attempt = self._attempt(ready.job, ready.restart)
         former = self._ledger.store.attempt_decision(attempt.key)
         if former is None:
             return []
@@ -138,14 +138,15 @@ class Deciding:
             self.fleets.note_case(case, causes.of(case))
         made = []
         for one, case in told:
-            made.append(self.decide(case, self._earlier(one.job, self._attempt(one.job))))
+            assert case.attempt is not None
+            made.append(self.decide(case, self._earlier(one.job, case.attempt)))
         for one in found:
             self._hangs.settle(one)
         return made
 
     def _of_running(self, found: Found) -> incident.Incident | None:
         job, now = found.job, self._clock()
-        attempt = self._attempt(job)
+        attempt = self._attempt(job, job.restarts)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         kinds = [d.cause.fault_class == "slowdown" for d in known if d.attempt == attempt]
         if (found.slowdown is not None) in kinds:
@@ -161,7 +162,7 @@ class Deciding:
 
     def is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
-        attempt = self._attempt(job)
+        attempt = self._attempt(job, restart)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         since = "" if job.known else utc(job.end_time)
         return any(
@@ -174,8 +175,10 @@ class Deciding:
             for d in known[-20:]
         )
 
-    def _attempt(self, job: Job) -> Attempt:
-        return Attempt(self.cluster, job.id, job.restarts, job.submit_time, job.sluid)
+    def _attempt(self, job: Job, restart: int) -> Attempt:
+        """The job's attempt with that restart count; a later one's SLUID is not its own."""
+        sluid = job.sluid if restart == job.restarts else None
+        return Attempt(self.cluster, job.id, restart, job.submit_time, sluid)
 
     def _earlier(self, job: Job, attempt: Attempt) -> tuple[Decision, ...]:
         """The decisions on the job's former attempts that still hold, oldest first."""

@@ -38,9 +38,9 @@ T = TypeVar("T")
 class Attempt:
     """One execution of a job.
 
-    A requeue changes the submit time (measured), so ``job_id`` and rising ``restart`` are what
-    ties a job's attempts together; ``sluid`` (24.11 and later) or ``submit_time`` (seconds since
-    the epoch) tells two jobs with one number apart.
+    A requeue changes the submit time and the SLUID (measured), so ``job_id`` and rising ``restart``
+    are what ties a job's attempts together; ``sluid`` (26.05; 24.11 shows none) or ``submit_time``
+    (seconds since the epoch) tells two jobs with one number apart.
     """
 
     cluster: str

@@ -55,13 +55,22 @@ class ChildInbox:
         self._child: subprocess.Popen[bytes] | None = None
         self._restarted = float("-inf")
         self._has_died = False
-        self._asked = 0.0
+        self._asked = self._began = 0.0
+        self._read_from = float("-inf")
         self._received = bytearray()
 
     @property
     def waiting_seconds(self) -> float:
         """How long the spool has owed an answer, 0 where none is awaited."""
         return time.monotonic() - self._asked if self._steps else 0.0
+
+    @property
+    def unread_seconds(self) -> float:
+        """How old a record can be that lies in the spool and has not been taken in.
+
+        That is how long ago the last pass began that left nothing behind; infinite before one.
+        """
+        return time.monotonic() - self._read_from
 
     def ingest(self, store: Store, timeout: float, limit: int = PASS_LIMIT) -> Ingested:
         """Begin a pass, or go on with the one that was not finished.
@@ -76,6 +85,7 @@ class ChildInbox:
         try:
             if self._steps is None:
                 self._start_child()
+                self._began = time.monotonic()
                 self._steps = self._passes.steps(store, limit)
                 self._ask(next(self._steps))
             while (reply := self._answer(until)) is not None:
@@ -83,6 +93,8 @@ class ChildInbox:
         except StopIteration as end:
             self._steps = None
             ingested: Ingested = end.value
+            if not ingested.more:
+                self._read_from = self._began
             return ingested
         except ChildDied as error:
             self._has_died = True

@@ -129,13 +129,11 @@ def _ended(incident: Incident) -> str:
 def same_attempt(earlier: Decision, attempt: Attempt) -> bool:
     """Whether ``earlier`` speaks of a former attempt of the same job.
 
-    A requeue changes the submit time, so a rising restart count is what counts (24.11 and later
-    tell jobs apart by their SLUID as well).
+    A rising restart count is what counts: a requeue changes the submit time, and the SLUID of
+    the releases that have one.
     """
     former = earlier.attempt
-    if former is None or former.restart >= attempt.restart:
-        return False
-    return not (former.sluid and attempt.sluid and former.sluid != attempt.sluid)
+    return former is not None and former.restart < attempt.restart
 
 
 def _row(fault_class: str, overrides: Mapping[str, ClassRule]) -> tuple[str, ClassRule]:

@@ -130,12 +130,17 @@ class Watch:
         self._running = {job.id: job for job in jobs.values() if job.state == "RUNNING"}
 
     def ready(
-        self, jobs: Mapping[int, Job], decided: Callable[[Job, int], bool], now: float
+        self,
+        jobs: Mapping[int, Job],
+        decided: Callable[[Job, int], bool],
+        now: float,
+        heard: float,
     ) -> list[Ready]:
         """Return what can be decided on now, and stop watching what needs no decision.
 
         ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether a job's attempt with that
-        restart count has its decision already.
+        restart count has its decision already. Until ``heard`` everything in the spool has been
+        read: what a slow one still holds is waited for, and is no silence of a node's.
         """
         asked = self.job_ids
         self._join_parts(jobs)
@@ -156,7 +161,7 @@ class Watch:
                 lies_there = job is not None and job.state in incident.FAILED_STATES
                 if job and lies_there and self._is(attempt, job) and decided(job, attempt.restart):
                     self._settle_again(attempt, job, now)
-            elif self._can_be_decided(attempt, job, now):
+            elif self._can_be_decided(attempt, job, now, heard):
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
                 if job.het_job_id:
                     nodes = tuple(dict.fromkeys((*nodes, *attempt.nodes)))
@@ -250,12 +255,12 @@ class Watch:
         """Stop watching an attempt: it has been dealt with."""
         self._attempts.pop((ready.job.id, ready.restart), None)
 
-    def _can_be_decided(self, attempt: _Attempt, job: Job, now: float) -> bool:
+    def _can_be_decided(self, attempt: _Attempt, job: Job, now: float, heard: float) -> bool:
         if attempt.gated:
             return held_by_launch_failure(job) and job.pending
         if job.restarts > attempt.restart:
-            return self._gathered(attempt, job, now)
-        return job.state in incident.FAILED_STATES and self._gathered(attempt, job, now)
+            return self._gathered(attempt, job, now, heard)
+        return job.state in incident.FAILED_STATES and self._gathered(attempt, job, now, heard)
 
     def _is(self, attempt: _Attempt, job: Job) -> bool:
         """Whether ``job`` is that attempt or its restart, and no new job under its number."""
@@ -276,12 +281,13 @@ class Watch:
             and now - attempt.first_look > self._policy.gather_max
         )
 
-    def _gathered(self, attempt: _Attempt, job: Job, now: float) -> bool:
+    def _gathered(self, attempt: _Attempt, job: Job, now: float, heard: float) -> bool:
         if attempt.ended_look is None:
             attempt.ended_look = now
         all_spoke = set(attempt.nodes) <= attempt.reported
         # A clock that was set back must not make it wait by as much.
-        waited = not 0 <= now - attempt.ended_look < self._policy.settle
+        set_back = now < attempt.ended_look
+        waited = set_back or heard - attempt.ended_look >= self._policy.settle
         bounded = now - (attempt.first_look or now) >= self._policy.gather_max
         completing = "COMPLETING" in job.flags
         return (all_spoke or waited or bounded) and (not completing or bounded)

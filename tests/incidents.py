@@ -14,7 +14,7 @@ from typing import Any
 from recovery.budgets import History
 from recovery.decision import Attempt, Cause, Decision, Implicated
 from recovery.incident import Incident, of_attempt, of_node
-from recovery.policy import decide
+from recovery.policy import decide, same_attempt
 from recovery.slurm.base import Job, Node
 from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog
@@ -180,5 +180,6 @@ def attempts(*incidents: Incident) -> tuple[Decision, ...]:
     for number, one in enumerate(incidents):
         assert one.job is not None and one.attempt is not None
         assert one.job.restarts == number, "attempts are numbered from 0 on"
-        made = (*made, decided(one, earlier=made))
+        earlier = tuple(former for former in made if same_attempt(former, one.attempt))
+        made = (*made, decided(one, earlier=earlier))
     return made

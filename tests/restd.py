@@ -8,10 +8,11 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.demo.cluster import Cluster
+from recovery.demo.ports import Ports
 from recovery.demo.programs import find_programs, release
 from slurm_hooks.config import Slurm
 
@@ -29,12 +30,18 @@ class Restd:
 
     cluster: Cluster
     socket: Path
+    port: int
     process: subprocess.Popen[bytes]
 
     @property
     def settings(self) -> Slurm:
         """How to reach it, with tokens that scontrol makes."""
         return Slurm(backend="rest", url=f"unix:{self.socket}", user="root")
+
+    @property
+    def tcp(self) -> Slurm:
+        """The same over TCP, on loopback."""
+        return replace(self.settings, url=f"http://127.0.0.1:{self.port}")
 
 
 def jwt_lines(key: Path) -> str:
@@ -52,13 +59,14 @@ def running(cluster: Cluster) -> Iterator[Restd]:
     folder = cluster.folder / "rest"
     folder.mkdir(exist_ok=True)
     os.chown(folder, account.pw_uid, account.pw_gid)
-    socket = folder / "socket"
+    socket, ports = folder / "socket", Ports(1)
+    (port,) = ports.numbers
     plugin = "openapi/v0.0.38" if RELEASE < (23, 2) else "openapi/slurmctld"
     argv = [SLURMRESTD, "-f", str(cluster.layout.slurm_conf), "-a", "rest_auth/jwt"]
     log = cluster.folder / "slurmrestd.log"
     with log.open("ab") as said:
         process = subprocess.Popen(
-            [*argv, "-s", plugin, f"unix:{socket}"],
+            [*argv, "-s", plugin, f"unix:{socket}", f"127.0.0.1:{port}"],
             # It takes callers' tokens only where it has been told to use them itself.
             env={**cluster.environment, "SLURM_JWT": "daemon"},
             stdin=subprocess.DEVNULL,
@@ -73,8 +81,9 @@ def running(cluster: Cluster) -> Iterator[Restd]:
             lambda: socket.exists() or process.poll() is not None, 60, "slurmrestd listens"
         )
         assert process.poll() is None, log.read_text("utf-8", "replace")[-2000:]
-        yield Restd(cluster, socket, process)
+        yield Restd(cluster, socket, port, process)
     finally:
         process.terminate()
         process.wait(30)
         socket.unlink(missing_ok=True)
+        ports.close()

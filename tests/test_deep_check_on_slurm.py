@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,6 +144,10 @@ def test_a_draining_node_is_checked_when_its_job_has_ended(cluster: Cluster) -> 
 def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
     start = utc()
     cluster.stop_node("n2")
+    # Slurm notes in whole seconds when it heard of a node, up to one later: a boot in the same
+    # second is none to it.
+    stopped = int(time.time())
+    cluster.wait(lambda: time.time() >= stopped + 2, WAIT_SECONDS, "a later second")
     cluster.start_node("n2", "-b")
     cluster.wait(
         lambda: "unexpectedly rebooted" in cluster.node("n2").get("Reason", ""),

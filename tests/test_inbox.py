@@ -468,9 +468,11 @@ def test_a_reader_that_hangs_delays_nobody_and_goes_on_later(
     assert not child_inbox.ingest(store, timeout=0.0).finished
     assert time.monotonic() - began < 2
     assert child_inbox.waiting_seconds > 0.1
+    assert child_inbox.unread_seconds > time.monotonic() - began, "the last look was before it"
     child.resume()
     assert child_inbox.ingest(store, timeout=20).accepted == (item,)
     assert child_inbox.waiting_seconds == 0
+    assert child_inbox.ingest(store, timeout=20).finished and child_inbox.unread_seconds < 20
 
 
 def test_a_reader_that_is_killed_is_said_and_started_again(

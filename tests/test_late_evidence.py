@@ -1,6 +1,8 @@
-"""What comes late about a decided attempt is heard, whatever a full look shows meanwhile."""
+"""What a slow spool holds is waited for; what comes late about a decided attempt is heard."""
 
 from __future__ import annotations
+
+import pytest
 
 from recovery.watch import LATE_SECONDS, Ready, Watch
 from slurm_hooks.record import utc
@@ -13,7 +15,7 @@ def test_a_full_look_in_the_same_pass_does_not_undo_what_has_been_heard() -> Non
     watch.settle(Ready(failed, failed.nodes, 0), now)
     watch.note(health_check("n3", [finding("gpu.ecc_uncontained", gpu=3)], after_end=11))
     watch.note_snapshot({failed.id: failed}, now + 2)
-    assert watch.ready({failed.id: failed}, lambda *_: True, now + 2) == []
+    assert watch.ready({failed.id: failed}, lambda *_: True, now + 2, now + 2) == []
     assert [ready.job.id for ready in watch.late(now + 2)] == [failed.id]
     assert watch.late(now + 3) == [], "once"
 
@@ -22,8 +24,34 @@ def test_an_attempt_that_lies_there_for_days_is_not_kept_in_mind() -> None:
     watch, failed = Watch(POLICY, 0.0), job()
     now = ENDED + LATE_SECONDS + 60
     watch.note_snapshot({failed.id: failed}, now)
-    assert watch.ready({failed.id: failed}, lambda *_: True, now) == []
+    assert watch.ready({failed.id: failed}, lambda *_: True, now, now) == []
     late = health_check("n3", [finding("gpu.ecc_uncontained", gpu=3)], after_end=now - ENDED + 1)
     assert late.time == utc(now + 1)
     watch.note(late)
     assert watch.late(now + 2) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "heard", "ready"),
+    [
+        (POLICY.settle + 1, POLICY.settle, True),
+        (POLICY.settle + 1, POLICY.settle - 1, False),
+        (POLICY.settle + 60, -60, False),
+        (POLICY.gather_max, -60, True),
+        (-10, -20, True),  # the clock was set back
+    ],
+)
+def test_silent_is_whose_record_is_not_in_the_spool_either(
+    after: float, heard: float, ready: bool
+) -> None:
+    watch, failed = Watch(POLICY, 0.0), job()
+    began = ENDED + 1
+    watch.note_snapshot({failed.id: failed}, began)
+
+    def at(seconds: float, until: float) -> bool:
+        return bool(
+            watch.ready({failed.id: failed}, lambda *_: False, began + seconds, began + until)
+        )
+
+    assert not at(0, 0)
+    assert at(after, heard) is ready

@@ -153,6 +153,14 @@ def test_the_same_failure_twice_and_three_of_any_kind_without_progress_are_the_e
     assert attempts(first, another, third)[-1].job.verdict == "hold"
 
 
+def test_a_requeue_that_renews_the_sluid_leaves_the_attempts_those_of_one_job() -> None:
+    # 26.05 gives each attempt a SLUID of its own.
+    first, again, third = (
+        failed(job(restarts=n, sluid=f"s{n}EM8VS71NY00"), n3=[GPU, progress(500)]) for n in range(3)
+    )
+    assert attempts(first, again, third)[-1].job.verdict == "hold"
+
+
 # -- whose fault: an application's Xid
 
 

@@ -68,6 +68,23 @@ def test_what_the_commands_promise_slurmrestd_promises(
     promise(cluster, scheduler)
 
 
+def test_over_tcp_the_token_alone_says_who_asks(cluster: Cluster, server: Restd) -> None:
+    job = cluster.submit("--begin=now+1hour", "--wrap", "true")
+    asked = RestScheduler(server.tcp, cluster.environment)
+    assert asked.nodes() == cluster.scheduler().nodes()
+    asked.hold(str(job))
+    assert asked.jobs([job])[job].held
+    asked.release(str(job))
+    assert not cluster.scheduler().jobs([job])[job].held
+    # Whoever is somebody else by the token is refused, although the same account connects.
+    with pytest.raises(CommandRefused):
+        RestScheduler(replace(server.tcp, user="nobody"), cluster.environment).hold(str(job))
+    nobody = RestScheduler(replace(server.tcp, token="/dev/null"), cluster.environment)
+    with pytest.raises(SchedulerUnavailable):
+        nobody.hold(str(job))
+    assert not cluster.scheduler().jobs([job])[job].held
+
+
 def test_both_ways_show_the_same(cluster: Cluster, scheduler: Scheduler) -> None:
     job = cluster.submit("--hold", "--exclude=n2", "--comment=recovery=requeue", "--wrap", "true")
     theirs = cluster.scheduler()
