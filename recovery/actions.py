@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
-from recovery.guard import ALREADY, OUR_REASON, is_ours
+from recovery.guard import ALREADY, OUR_REASON, TAKEN, is_ours
 from recovery.incident import FAILED_STATES
 from recovery.room import too_few
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
@@ -148,7 +148,7 @@ def _drain(
         return replace(action, state="verified", detail=f"{ALREADY}{node.reason}")
     if node.drained or (node.reason and not is_ours(node.reason)):
         by = f"by {node.reason!r}" if node.reason else "without a reason"
-        return replace(action, state="abandoned", detail=f"somebody else's already, {by}")
+        return replace(action, state="abandoned", detail=f"{TAKEN}{by}")
     if action.state == "done":
         detail = "undone by somebody: the node is in service again"
         return replace(action, state="abandoned", detail=detail)

@@ -208,7 +208,7 @@ class Deciding:
         for name, record in sorted(self._sick.items()):
             if self._watch.names(name):
                 continue  # its job's decision will speak of it first
-            if name not in states or self._is_known(record):
+            if name not in states or self._is_known(record, states[name]):
                 del self._sick[name]
                 continue
             case = incident.of_node(record, states[name].partitions, utc(self._clock()))
@@ -221,11 +221,12 @@ class Deciding:
                 made.append(self.decide(case, ()))
         return made
 
-    def _is_known(self, record: FaultRecord) -> bool:
+    def _is_known(self, record: FaultRecord, node: Node) -> bool:
         """Whether a decision of the last day names this node for what the record shows.
 
         A lost GPU shows as several codes, one after the other: one of them told is enough. What
-        was told before the node returned to service is told again.
+        was told before the node returned to service, by us or by a person, is told again: whoever
+        says that it is mended, its next check has the last word.
         """
         codes = {finding.code for finding in record.findings if _opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
@@ -233,7 +234,7 @@ class Deciding:
             if any(one.kind == "return" and one.state == "verified" for one in known.actions):
                 return False
             if any(i.node == record.node and i.code in codes for i in known.cause.implicated):
-                return True
+                return node.drained or not _was_out(known, record)
         return False
 
     # -- the decision -----------------------------------------------------------------------
@@ -265,6 +266,16 @@ class Deciding:
         suspects = self._upkeep.suspects() if case.job else {}
         history = precedents.of(self._ledger.store, case, earlier, suspects, now, besides)
         return replace(history, fleet=self.fleets.event_of(case, causes.of(case)))
+
+
+def _was_out(known: Decision, record: FaultRecord) -> bool:
+    """Whether a decision had its node drained, or found it so, before ``record`` was written."""
+    return any(
+        (one.kind, one.target) == ("drain", record.node)
+        and (one.state == "verified" or one.detail.startswith(guard.TAKEN))
+        and one.time < record.time
+        for one in known.actions
+    )
 
 
 def _opens_incident(finding: Finding) -> bool:

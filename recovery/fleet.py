@@ -54,7 +54,6 @@ _ONE_BY_ONE = ("node.software",)
 
 _OWN = ("hardware",)
 _NO_EVIDENCE = ("log", "history")
-_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -240,11 +239,9 @@ def membership(event: Decision) -> Membership:
 def to_do(event: Decision) -> str:
     """Return in a sentence what a person must do about an event."""
     what = f"find what they share: {event.cause.summary}"
-    jobs = [one.subject.partition(" ")[2] for one in event.members if one.verdict == "hold"]
-    if jobs:
-        what += f"; once it is mended: scontrol release {','.join(jobs[:_NAMED])}"
-        what += f",… ({len(jobs)} jobs, recovery explain {event.id})" if jobs[_NAMED:] else ""
-    return what
+    if event.job.verdict != "hold":
+        return what
+    return f"{what}; once it is mended, recovery explain {event.id} names the jobs to release"
 
 
 def _within(fault_class: str, above: str) -> bool:

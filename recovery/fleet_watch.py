@@ -44,6 +44,7 @@ class FleetWatch:
         self._first: dict[str, float] = {}
         self._events: dict[str, _Event] = {}
         self._new: set[str] = set()
+        self._followed: set[str] = set()
         self.size = 1
         self._remember()
 
@@ -90,6 +91,7 @@ class FleetWatch:
         if event is None:
             return None
         event.last = max([event.last, *(one.time for one in hits.values())])
+        self._followed.add(event.decision)
         extent = fleet.extent_of(hits.values())
         return Membership(event.decision, str(extent), fleet.avoided(hits.values()))
 
@@ -110,6 +112,9 @@ class FleetWatch:
                 self._ledger.joined(event.decision, nodes)
             decided = self._ledger.store.decision(event.decision)
             made += [decided] if decided and known is None else []
+        for decision_id in sorted(self._followed):
+            self._ledger.publish_again(decision_id)
+        self._followed.clear()
         self._new.clear()
         self._forget()
         return made

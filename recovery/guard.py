@@ -24,6 +24,9 @@ GATE_REASON = f"{OUR_REASON} gate "
 ALREADY = "drained already: "
 """What a drain's detail says before the reason of ours that stood there before."""
 
+TAKEN = "somebody else's already, "
+"""What a drain's detail says before whose the node was, where it was given up for that."""
+
 
 @dataclass(frozen=True)
 class Agreement:

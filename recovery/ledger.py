@@ -64,13 +64,13 @@ class Ledger:
         """Record a person's review of a decision."""
         event = {"type": "review", "decision": decision_id, "review": asdict(review)}
         self._record(event)
-        self._publish_again(decision_id)
+        self.publish_again(decision_id)
         log.info("%s reviewed by %s: %s", decision_id, review.who, review.verdict)
 
     def rerun(self, decision_id: str, time: str) -> None:
         """Record when somebody else ran the job of a decision again."""
         self._record({"type": "rerun", "decision": decision_id, "rerun": time})
-        self._publish_again(decision_id)
+        self.publish_again(decision_id)
 
     def grant_changed(self, change: Change, scope: str) -> None:
         """Record that a grant came into force or fell back."""
@@ -82,10 +82,11 @@ class Ledger:
         """Record who else a fleet event has hit."""
         event = {"type": "joined", "decision": decision_id}
         self._record({**event, "members": [asdict(one) for one in members]})
-        self._publish_again(decision_id)
+        self.publish_again(decision_id)
         log.info("%s: %d more hit, %s …", decision_id, len(members), members[0].subject)
 
-    def _publish_again(self, decision_id: str) -> None:
+    def publish_again(self, decision_id: str) -> None:
+        """Tell the readable record how a decision stands now."""
         decision = self.store.decision(decision_id)
         if decision is not None:
             self._publisher.add(decision)

@@ -8,20 +8,29 @@ A node returns when all of this is so, and each is looked at again just before t
 - so many clean health checks in a row have followed, within one boot and on the same GPUs.
 
 Where only a person can say that it is mended (a machine check, a cable), only a person returns it.
+
+A node that a person drained with the words ``recovery: check`` is theirs as well; they asked for it
+to be checked, and once the deep check has passed it returns, with the verdict in its reason.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recovery.decision import Cause, Decision, Implicated, JobAnswer, NodeAnswer
-from recovery.guard import ALREADY, GATE_REASON
+from recovery.guard import ALREADY, GATE_REASON, OUR_REASON
 from recovery.slurm.base import Node
 from slurm_hooks.record import new_id, utc
 
 RULE = "return: mended, and clean since"
+
+RULE_ASKED = "return: a person asked to check it, and it passed"
+
+_ASKED = re.compile(rf"{OUR_REASON} asked to check\b.*; checked [0-9T:-]{{16}}Z: passed", re.DOTALL)
+"""A reason that asked for a check, as ``checking`` leaves it with the verdict in it."""
 
 _BY_BOOT = frozenset(
     ("reset_node", "reboot_node", "reboot", "reset_gpu", "reload_driver", "restart_app", "none")
@@ -62,6 +71,33 @@ def drain_of(node: Node, decisions: Iterable[Decision]) -> Decision | None:
             if gated and action.detail == gated:
                 return decision
     return None
+
+
+def has_passed(node: Node, heartbeat: Mapping[str, Any] | None) -> bool:
+    """Whether a node was drained to be checked, has passed, and is clean and within reach now."""
+    if heartbeat is None or not clean(heartbeat) or not _ASKED.fullmatch(node.reason):
+        return False
+    return node.state not in ("DOWN", "UNKNOWN") and "NOT_RESPONDING" not in node.flags
+
+
+def asked(node: Node, now: float, mode: str) -> Decision:
+    """Return the decision that a node returns which passed the check a person had asked for."""
+    summary = f"{node.name} was drained to be checked, and has passed"
+    digest = hashlib.sha256(f"return/{node.name}/{node.reason}".encode()).digest()
+    return Decision(
+        id=new_id(now, digest[:10]),
+        time=utc(now),
+        incident=f"node/{node.name}",
+        attempt=None,
+        cause=Cause("node.mended", "established", summary, fingerprint="node.mended"),
+        job=JobAnswer("leave", "no job is concerned"),
+        nodes=(NodeAnswer(node.name, "return", summary, stands=node.reason),),
+        rule=RULE_ASKED,
+        mode=mode,
+        partition=",".join(node.partitions),
+        considered=("to keep it for the person who drained it: they asked for the check alone",),
+        would_change=(f"another reason than {node.reason!r} keeps it out",),
+    )
 
 
 def obstacle(

@@ -94,7 +94,7 @@ class Upkeep:
         return any(not self._is_told(one.node) for one in self._suspicions(limit))
 
     def returns(self, nodes: Mapping[str, Node], mode: str) -> list[Decision]:
-        """Return a decision for each node that we drained and that is mended."""
+        """Return a decision for each node that we drained and that is mended, or that passed."""
         ours = {
             name: node
             for name, node in nodes.items()
@@ -107,6 +107,9 @@ class Upkeep:
         for name, node in sorted(ours.items()):
             beat = beats.get(name)
             known = self._store.decisions(node=name, limit=_DRAINS_LIMIT)
+            if returning.has_passed(node, beat) and not _has_returned(known, node):
+                made.append(returning.asked(node, now, mode))
+                continue
             drain = returning.drain_of(node, known)
             if drain is None or beat is None or _is_answered(known, drain):
                 continue
@@ -146,6 +149,13 @@ class Upkeep:
 
 def _drains(decision: Decision, node: str) -> bool:
     return any(answer.node == node and answer.verdict == "drain" for answer in decision.nodes)
+
+
+def _has_returned(known: list[Decision], node: Node) -> bool:
+    """Whether the check that this reason tells of has led to a decision already."""
+    return any(
+        one.rule == returning.RULE_ASKED and one.nodes[0].stands == node.reason for one in known
+    )
 
 
 def _is_answered(known: list[Decision], drain: Decision) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from recovery.demo.cluster import Cluster
 from slurm_hooks.record import utc
-from tests.failing_job import ACT, MONITOR, WAIT_SECONDS
+from tests.failing_job import ACT, MONITOR, WAIT_SECONDS, decisions, wait_for_a_full_look
 
 pytestmark = pytest.mark.slurm
 
@@ -103,6 +103,35 @@ def test_a_reason_asks_and_gets_its_verdict_in_one_update(cluster: Cluster) -> N
     assert is_free(cluster, "n1")
     assert cluster.mutations() - before == {NODE: 1}
     assert "DRAIN" in cluster.node("n1")["State"], "a check returns no node"
+
+
+def test_a_node_that_was_drained_to_be_checked_returns_where_a_grant_allows_it(
+    shared: Cluster,
+) -> None:
+    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
+    shared.break_gpu("n2", 3, "recovery_action", 1)
+    with shared.aggregator():
+        drain(shared, "n1", "recovery: check new PSU")
+        drain(shared, "n2", "recovery: check")
+        shared.wait(
+            lambda: "DRAIN" not in shared.node("n1")["State"], WAIT_SECONDS, "n1 has passed"
+        )
+        shared.wait(
+            lambda: "; checked" in shared.node("n2")["Reason"], WAIT_SECONDS, "n2 is checked"
+        )
+        made = shared.wait(
+            lambda: [one for one in decisions(shared) if one["nodes"][0]["verdict"] == "return"],
+            WAIT_SECONDS,
+            "the decision on it is there",
+        )
+        wait_for_a_full_look(shared)
+        shown = shared.node("n2")
+    assert ": failed, GPU 3" in shown["Reason"] and "DRAIN" in shown["State"]
+    assert [(one["rule"], one["nodes"][0]["node"]) for one in made] == [
+        ("return: a person asked to check it, and it passed", "n1")
+    ]
+    shared.mend_gpus("n2")
+    shared.run("scontrol", "update", "nodename=n2", "state=resume")
 
 
 def test_what_is_found_stands_in_the_reason(cluster: Cluster) -> None:

@@ -31,12 +31,16 @@ from tests.failing_job import (
 
 pytestmark = pytest.mark.slurm
 
-NODES = 14
+NODES = 16
 PAIR, RESERVED, NAMED = ("n13", "n14"), ("n11", "n12"), "n10"
+ROOMY = ("n15", "n16")
 EXTRA = f"""{SLURM_CONF}
 PartitionName=second Nodes=n[1-9] State=UP
 PartitionName=pair Nodes={",".join(PAIR)} State=UP
 """
+
+ENOUGH = "[guard]\nmax_drained_nodes = 16"
+"""The breaker is not the matter here: each kind of job loses a node."""
 
 KINDS = {
     "array": ("--array=7",),
@@ -45,6 +49,7 @@ KINDS = {
     "partitions": ("--partition=second,train",),
     "named": (f"--nodelist={NAMED}",),
     "reserved": ("--reservation=ours", "--nodes=2"),
+    "within": ("--reservation=roomy",),
     "pair": ("--partition=pair", "--nodes=2"),
 }
 BROKEN_PART = {"het": 1}
@@ -71,16 +76,21 @@ class Kind:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster(
-        NODES, 8, config=MONITOR, slurm_conf_extra=EXTRA, health_check_seconds=0
+        NODES,
+        8,
+        config=MONITOR.replace("[guard]", ENOUGH),
+        slurm_conf_extra=EXTRA,
+        health_check_seconds=0,
     ) as running:
         # Slurm fills the nodes that nobody asks for by name first.
         for node in (NAMED, *PAIR):
             running.run("scontrol", "update", f"nodename={node}", "weight=100")
         user = "nobody" if os.geteuid() == 0 else str(os.geteuid())
-        running.run(
-            "scontrol", "create", "reservation", "reservationname=ours", f"users={user}",
-            "starttime=now", "duration=600", f"nodes={','.join(RESERVED)}",
-        )  # fmt: skip
+        for name, nodes in (("ours", RESERVED), ("roomy", ROOMY)):
+            running.run(
+                "scontrol", "create", "reservation", f"reservationname={name}", f"users={user}",
+                "starttime=now", "duration=1200", f"nodes={','.join(nodes)}",
+            )  # fmt: skip
         yield running
 
 
@@ -142,7 +152,7 @@ def watched(cluster: Cluster) -> tuple[dict[str, Kind], dict[str, int]]:
 @pytest.fixture(scope="module")
 def kinds(cluster: Cluster, watched: object) -> Iterator[dict[str, Kind]]:
     """What act mode makes of them; the aggregator runs on."""
-    cluster.configure(ACT)
+    cluster.configure(ACT.replace("[guard]", ENOUGH))
     with cluster.aggregator():
         yield told(cluster)
 
@@ -223,6 +233,16 @@ def test_where_all_nodes_are_needed_the_drain_keeps_the_job_off_and_it_waits_for
     cluster.mend_gpus(one.bad)
     cluster.run("scontrol", "update", f"nodename={one.bad}", "state=resume")
     cluster.wait(one.job.finished, WAIT_SECONDS, "it finishes once the node is back")
+
+
+def test_a_job_in_a_reservation_runs_again_within_it(
+    cluster: Cluster, kinds: dict[str, Kind]
+) -> None:
+    one = kinds["within"]
+    cluster.wait(one.job.finished, WAIT_SECONDS, "it finishes")
+    assert one.actions[f"requeue {one.job.id}"] == "verified"
+    assert {one.bad, one.job.node} == set(ROOMY), "on the other of its nodes, and nobody else's"
+    assert "DRAIN" in cluster.node(one.bad)["State"], "a reserved node is drained as any other"
 
 
 def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_owner_decides(

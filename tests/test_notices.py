@@ -148,3 +148,21 @@ def test_at_most_so_many_are_sent_in_an_hour_and_status_says_so(
         service.communicate(timeout=20)
     assert len(receiver.posts) == 2
     assert len(controller.json("status")["needs_a_person"]) == 4
+
+
+def test_a_circuit_breaker_that_opens_is_told_with_how_to_close_it(
+    controller: Controller, receiver: Receiver
+) -> None:
+    controller.configure(f'[notify]\nwebhook = "{receiver.url}/hook"\n')
+    why = "8 nodes are drained already, max_drained_nodes allows no more"
+    controller.knows({"type": "breaker", "kind": "drain", "tripped": True, "why": why})
+    service = controller.start("run")
+    try:
+        wait(lambda: receiver.posts, "it is told")
+    finally:
+        service.terminate()
+        service.communicate(timeout=20)
+    ((_, notice),) = receiver.posts
+    assert notice["subject"] == "circuit breaker drain"
+    assert notice["what"] == f"find out why, then recovery resume --why …: {why}"
+    assert "BREAKER     drain: 8 nodes are drained" in controller.run("status")[0]

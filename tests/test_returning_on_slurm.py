@@ -16,7 +16,7 @@ import pytest
 from recovery.demo.cluster import Cluster
 from recovery.journal import Journal
 from recovery.store_opening import open_store
-from tests.failing_job import ACT, SLURM_CONF, actions, decisions
+from tests.failing_job import ACT, SLURM_CONF, actions, decisions, wait_for_a_full_look
 
 pytestmark = [
     pytest.mark.slurm,
@@ -110,3 +110,36 @@ def test_what_we_drained_returns_once_mended_and_what_others_keep_out_does_not(
     told = cluster.run("recovery", "explain", back["id"]).stdout
     assert "return: mended, and clean since" in told
     assert "n1: return: n1 is mended" in " ".join(told.split())
+
+
+def test_a_node_that_a_person_returns_is_checked_before_it_is_believed(cluster: Cluster) -> None:
+    """Its next health check has the last word: what still stands is drained for again."""
+    cluster.configure(f"{CONFIG}[hooks]\nrepeat = 2\n")
+    with cluster.aggregator():
+        before = len(about(cluster, "n3", "drain"))
+        cluster.run("scontrol", "update", "nodename=n3", "state=resume")
+        cluster.break_gpu("n3", 3, "lost")
+        cluster.wait(partial(is_drained, cluster, "n3"), WAIT_SECONDS, "n3 is drained")
+        first = cluster.node("n3")["Reason"]
+        cluster.run("scontrol", "update", "nodename=n3", "state=resume")
+        cluster.wait(
+            lambda: is_drained(cluster, "n3") and cluster.node("n3")["Reason"] != first,
+            WAIT_SECONDS,
+            "nothing was mended, and the next check says so",
+        )
+        cluster.wait(
+            lambda: len(about(cluster, "n3", "drain")) == before + 2,
+            WAIT_SECONDS,
+            "each of them has its decision",
+        )
+        cluster.mend_gpus("n3")
+        cluster.run("scontrol", "update", "nodename=n3", "state=resume")
+        beat = json.loads((cluster.spool / "heartbeat" / "n3.json").read_text())["time"]
+
+        def passed() -> bool:
+            now = json.loads((cluster.spool / "heartbeat" / "n3.json").read_text())
+            return bool(now["time"] > beat and now["verdict"] == "ok")
+
+        cluster.wait(passed, WAIT_SECONDS, "it has passed a check")
+        wait_for_a_full_look(cluster)
+        assert not is_drained(cluster, "n3"), "mended, and so it stays"
