@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
+from recovery.demo.programs import find_programs, release
 from tests.failing_job import (
     ACT,
     MONITOR,
@@ -226,6 +227,10 @@ def test_where_all_nodes_are_needed_the_drain_keeps_the_job_off_and_it_waits_for
     cluster.wait(one.job.finished, WAIT_SECONDS, "it finishes once the node is back")
 
 
+@pytest.mark.skipif(
+    release(find_programs()["slurmctld"]) >= (24, 11),
+    reason="from 24.11 on such a job shows as waiting for Resources, as if nodes were busy",
+)
 def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_owner_decides(
     cluster: Cluster, kinds: dict[str, Kind]
 ) -> None:
