@@ -261,7 +261,8 @@ def test_while_slurm_does_not_answer_records_are_taken_in_nothing_is_decided_and
         assert any(said in problem for problem in problems)
         assert service.said()[start:].count(said) == 1
         cluster.restart_controller()
-        decision = job.decision()
+        # A controller that was restarted may start no job for a minute (24.11).
+        decision = job.decision(seconds=180)
         cluster.wait(job.finished, WAIT_SECONDS, "with Slurm back, the job is")
     assert actions(decision) == {f"drain {bad}": "verified", f"requeue {job.id}": "verified"}
 
