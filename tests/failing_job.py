@@ -112,7 +112,7 @@ class FailingJob:
             lambda: state if (state := self.state) in states else "", seconds, over
         )
 
-    def decision(self, attempt: int = 0) -> dict[str, Any]:
+    def decision(self, attempt: int = 0, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
         """Wait until the decision on an attempt is there and acted upon, and return it."""
 
         def settled() -> dict[str, Any] | None:
@@ -124,7 +124,7 @@ class FailingJob:
             return None
 
         what = f"a decision on attempt {attempt} of job {self.id}, acted upon"
-        found = self.cluster.wait(settled, WAIT_SECONDS, what)
+        found = self.cluster.wait(settled, seconds, what)
         assert found is not None
         return found
 

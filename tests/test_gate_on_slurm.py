@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slurm
 
 WAIT_SECONDS = 60.0
 
-SECONDS_TO_START_ELSEWHERE = 10.0
-"""Measured 3 s; what Slurm and a busy machine may add to it."""
+SECONDS_TO_START_ELSEWHERE = 60.0
+"""Measured 3 s, 12 s at a load of 30 on two cores; Slurm alone leaves such a job held for ever."""
 
 SLOTS = 2
 
@@ -105,6 +105,7 @@ def ended(cluster: Cluster, job: int, state: str = "COMPLETED") -> Callable[[], 
     return lambda: cluster.job(job)["JobState"] == state
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_that_a_gated_node_sends_back_starts_elsewhere_within_seconds(
     acting: Cluster, nodes: int, record_property: Callable[[str, object], None]

@@ -409,12 +409,20 @@ def test_a_real_second_job_of_the_user_survives_the_epilog_of_the_first() -> Non
     settings = "[probes.processes]\nend = true\ngrace = 0.5\n"
     with Cluster(1, 2, config=settings, slurm_conf_extra=f"FirstJobId={JOB}") as cluster:
         spool.create(cluster.spool)
-        submit = ("--uid=nobody", "--chdir=/", "--output=/dev/null", "--gpus-per-node=1", "--wrap")
+        # By number: 26.05 knows no user by the name of nobody.
+        nobody = pwd.getpwnam("nobody").pw_uid
+        submit = (
+            f"--uid={nobody}",
+            "--chdir=/",
+            "--output=/dev/null",
+            "--gpus-per-node=1",
+            "--wrap",
+        )
         second = cluster.submit(*submit, SLEEP)
 
         def of_second() -> set[int]:
             # Not its task prolog, which is a process of the job as well, for a moment.
-            found = survey(pwd.getpwnam("nobody").pw_uid).processes
+            found = survey(nobody).processes
             pids = {process.pid for process in found if process.job == second}
             return {pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"}
 

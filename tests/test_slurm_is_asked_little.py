@@ -58,7 +58,8 @@ def noted(cluster: Cluster) -> Iterator[Cluster]:
     with cluster.aggregator():
         cluster.environment = plain
         cluster.wait(
-            lambda: any(one.startswith("sinfo") for one in asked(cluster)),
+            # From 23.02 on scontrol tells of nodes.
+            lambda: any("sinfo" in one or "show nodes" in one for one in asked(cluster)),
             WAIT_SECONDS,
             "its first full look, at jobs and nodes",
         )

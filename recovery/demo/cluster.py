@@ -57,7 +57,8 @@ class Cluster:
     temporary folder. It is removed at the end unless ``keep``. ``config`` is text of
     recovery.toml, ``slurm_conf_extra`` lines of slurm.conf; both win over what the cluster sets
     itself. ``slurm_files`` are copied beside slurm.conf, where Slurm looks for its plugins'
-    scripts. Without ``hooks`` Slurm runs no Prolog, Epilog or HealthCheckProgram.
+    scripts. Without ``hooks`` Slurm runs no Prolog, Epilog or HealthCheckProgram. slurmctld runs
+    as ``slurm_user``, which then owns spool and state (only root may choose; else the caller).
 
     ``environment`` is for everything that talks to this cluster: SLURM_CONF, PATH,
     SLURM_RECOVERY_CONFIG and the caller's other variables, without those of another Slurm.
@@ -71,6 +72,7 @@ class Cluster:
         config: str = "",
         slurm_conf_extra: str = "",
         slurm_files: Sequence[Path] = (),
+        slurm_user: str = "",
         hooks: bool = True,
         health_check_seconds: int = 30,
         slurmd_timeout_seconds: int = 300,
@@ -81,6 +83,7 @@ class Cluster:
         self._wanted_folder = folder
         self._config, self._slurm_conf_extra, self._hooks = config, slurm_conf_extra, hooks
         self._slurm_files = tuple(slurm_files)
+        self._slurm_user = slurm_user or pwd.getpwuid(os.getuid()).pw_name
         self._health_check_seconds = health_check_seconds
         self._slurmd_timeout_seconds = slurmd_timeout_seconds
         self._keep = keep
@@ -288,7 +291,8 @@ class Cluster:
 
     def configure(self, config: str) -> None:
         """Replace what the caller had put into recovery.toml; the next run of a hook reads it."""
-        text = slurm_conf.recovery_toml(self.layout, os.getuid(), config)
+        trusted = {os.getuid(), pwd.getpwnam(self._slurm_user).pw_uid}
+        text = slurm_conf.recovery_toml(self.layout, trusted, config)
         files.replace(self.layout.recovery_toml, text)
 
     # Faults
@@ -414,6 +418,7 @@ class Cluster:
             slurmd_timeout_seconds=self._slurmd_timeout_seconds,
             slurm_conf_extra=self._slurm_conf_extra,
             slurm_files=self._slurm_files,
+            slurm_user=self._slurm_user,
         )
         files.write(self.layout, wanted)
         for node in self.node_names:

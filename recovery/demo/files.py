@@ -5,8 +5,8 @@ Owns the folder and who may enter it, and where each file goes; ``slurm_conf`` h
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -43,6 +43,7 @@ class Wanted:
     slurmd_timeout_seconds: int
     slurm_conf_extra: str
     slurm_files: Sequence[Path]
+    slurm_user: str
 
 
 def new_folder(wanted: Path | None) -> Path:
@@ -78,6 +79,11 @@ def write(layout: Layout, wanted: Wanted) -> None:
     _slurm(layout, wanted)
     _gpus(layout, wanted)
     _hooks(layout, wanted)
+    account = pwd.getpwnam(wanted.slurm_user)
+    if account.pw_uid != os.getuid():
+        theirs = [folder / name for name in ("controller", "state", "spool")]
+        for path in (*theirs, *(folder / "spool").rglob("*")):
+            os.chown(path, account.pw_uid, account.pw_gid)
 
 
 def replace(path: Path, text: str) -> None:
@@ -111,7 +117,8 @@ def _munge_key(key: Path) -> None:
 def _slurm(layout: Layout, wanted: Wanted) -> None:
     text = slurm_conf.slurm_conf(
         layout,
-        user=getpass.getuser() if os.getuid() else "root",
+        user=wanted.slurm_user,
+        slurmd_user=pwd.getpwuid(os.getuid()).pw_name,
         controller_host=socket.gethostname().partition(".")[0],
         controller_port=wanted.controller_port,
         node_ports=wanted.node_ports,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ def slurm_conf(
     layout: Layout,
     *,
     user: str,
+    slurmd_user: str,
     controller_host: str,
     controller_port: int,
     node_ports: Mapping[str, int],
@@ -105,7 +106,7 @@ def slurm_conf(
         "# Nothing of this cluster listens beyond this machine.",
         "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
         f"SlurmUser={user}",
-        f"SlurmdUser={user}",
+        f"SlurmdUser={slurmd_user}",
         "# Its own munged with its own key: no other cluster's credential counts here.",
         "AuthType=auth/munge",
         f"AuthInfo=socket={layout.munge_socket}",
@@ -202,7 +203,7 @@ def task_prolog(layout: Layout, program: Path | None) -> str:
     return f"{text}{configured}{shlex.quote(str(program))} 2>/dev/null || exit 0\n"
 
 
-def recovery_toml(layout: Layout, uid: int, site: str) -> str:
+def recovery_toml(layout: Layout, trusted: Collection[int], site: str) -> str:
     """Return recovery.toml: this cluster's places, and over them the keys of the text ``site``.
 
     Raises:
@@ -212,7 +213,7 @@ def recovery_toml(layout: Layout, uid: int, site: str) -> str:
         "spool": {
             "path": f"{layout.folder}/spool",
             "buffer": f"{layout.folder}/nodes/%n/buffer",
-            "trusted_uids": [uid],
+            "trusted_uids": sorted(trusted),
         },
         # A folder of its own: two clusters have nodes and jobs of the same names.
         "hooks": {"slurm_conf": str(layout.slurm_conf), "run": f"{layout.folder}/run"},
