@@ -15,7 +15,7 @@ from slurm_hooks.joblog import waiting
 from slurm_hooks.joblog.cause import Cause, Implicated, Surroundings, cause_of, first_of
 from slurm_hooks.joblog.layout import LayoutError, expand
 from slurm_hooks.joblog.places import Places
-from slurm_hooks.joblog.scan import Event
+from slurm_hooks.joblog.scan import LAST_RESORT, Event
 from slurm_hooks.joblog.signatures import Catalogue
 
 
@@ -64,7 +64,9 @@ def _without_chained(events: Sequence[Event]) -> list[Event]:
         at = last.get(writer)
         if event.trace is not None and event.trace.chained and at is not None:
             first = kept[at]
-            if _everyday(first) and event.signature.id != "python.exception":
+            if first.signature.id in LAST_RESORT or (
+                _everyday(first) and event.signature.id != "python.exception"
+            ):
                 kept[at] = event
             continue
         if event.trace is not None:
@@ -81,7 +83,7 @@ def _unhandled(events: Sequence[Event]) -> Sequence[Event]:
 
 def _everyday(event: Event) -> bool:
     return (
-        event.signature.id in ("python.exception", "python.control_flow")
+        event.signature.id == "python.exception"
         and event.trace is not None
         and bool(event.trace.in_library)
     )
@@ -283,6 +285,9 @@ def _end(events: Sequence[Event]) -> Cause:
     lost = next((e for e in events if e.signature.fault_class == "collective.peer_lost"), None)
     if lost:
         return cause_of(lost, confidence="unknown")
+    raised = next((e for e in events if e.signature.id in LAST_RESORT), None)
+    if raised and not any(waiting.signalled(event) for event in events):
+        return cause_of(raised)
     ended = next((e for e in events if e.signature.role == "exit"), None)
     if ended:
         return cause_of(ended, fault_class="unknown", confidence="unknown")

@@ -18,7 +18,9 @@ HEADERS_LIMIT = 300
 _LINES_LIMIT = 400
 _LINE_BYTES = 2_048
 
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\[[\w, ]+\])?(?::(?: |$)|$)")
+_EXCEPTION = re.compile(
+    r"^[A-Za-z_][\w.]*(?:\[[\w, ]+\])?(?: \(see above for traceback\))?(?::(?: |$)|$)"
+)
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line \d+')
 _BOX = ("│", "╭", "╰", "|", "+-", "^", "~")
 _TEARDOWN = re.compile(
@@ -29,25 +31,27 @@ _HANDLED = re.compile(
     r".*(?:\bwarn(?:ing)?\b|retrying|will retry|skipping|ignoring|fall(?:ing)? ?back|non-fatal)"
 )
 _CAUSE = ("The above exception was the direct cause", "During handling of the above exception")
+_PIPES = "/multiprocessing/"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 
 
 @dataclass(frozen=True)
 class Traceback:
-    """One traceback: its header's offset, its last line, and what stands around it.
+    """One traceback: its header, its last line, and what stands around it.
 
     ``chained`` says that it was raised from the traceback before it by the same writer;
     ``teardown`` that the interpreter prints it while it throws it away, ``handled`` that the
     program says it goes on. ``in_library`` is where the last frame is, None
-    where no frame was seen.
+    where no frame was seen; ``between_processes`` that it is in multiprocessing's own pipes.
     """
 
-    offset: int
+    header: Line
     exception: Line | None
     chained: bool
     teardown: bool
     handled: bool
     in_library: bool | None
+    between_processes: bool = False
 
 
 def walk(piece: Piece, headers: Sequence[int], source: str) -> Iterator[Traceback]:
@@ -67,7 +71,7 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         data[header : min(end, header + _LINE_BYTES)], piece.offset + header, None, source
     )
     before = _before(data, header, source, first)
-    exception, frame = None, None
+    exception, frame, bare = None, None, False
     position = end + 1
     for _ in range(_LINES_LIMIT):
         if position >= len(data):
@@ -82,18 +86,26 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         if line.text.startswith((" ", "\t")) or line.text.startswith(_BOX):
             frame = _FRAME.match(line.text) or frame
             continue
+        # Some loggers take the indentation off: a frame, then its source.
+        if _FRAME.match(line.text):
+            frame, bare = _FRAME.match(line.text), True
+            continue
+        if bare and not _EXCEPTION.match(line.text):
+            bare = False
+            continue
         if "Traceback (most recent call last)" in line.text:
             break
         if _EXCEPTION.match(line.text):
             exception = line
         break
     return Traceback(
-        offset=piece.offset + header,
+        header=first,
         exception=exception,
         chained=any(text in before for text in _CAUSE),
         teardown=bool(_TEARDOWN.search(before)),
         handled=bool(_HANDLED.search(before) or _HANDLED.search(first.text)),
         in_library=any(part in frame["file"] for part in _LIBRARY) if frame else None,
+        between_processes=bool(frame and _PIPES in frame["file"]),
     )
 
 

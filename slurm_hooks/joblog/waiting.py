@@ -90,6 +90,13 @@ def collective(events: Sequence[Event], around: Surroundings, places: Places) ->
     return cause_of(timeout)
 
 
+def signalled(event: Event) -> bool:
+    """Whether ``event`` says that a signal ended a process."""
+    code = _code(event)
+    told = event.captures.keys() & {"signal", "signal2", "number"}
+    return bool(told) or (code is not None and not 0 <= code < _SHELL_SIGNAL)
+
+
 def _words(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.signature.id == _FIRST_FAILURE]
 
