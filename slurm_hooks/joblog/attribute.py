@@ -174,6 +174,9 @@ def _reporter(event: Event, places: Places) -> Implicated:
 _YIELDING = ("remote_service", "network.port_in_use")
 """Causes that programs survive by trying again: a failure of another kind after them decides."""
 
+_KILLED = ("dataloader.killed",)
+"""Ends of processes that an out-of-memory kill, told by Slurm later, explains."""
+
 _SAME_FAILURE_BYTES = 24 << 10
 """How far below its first exception the same process's last words may stand."""
 
@@ -196,6 +199,8 @@ def _deterministic(events: Sequence[Event], around: Surroundings, places: Places
             ),
             first,
         )
+    if first and first.signature.id in _KILLED:
+        first = next((event for event in others if event.signature.id in _SLURM_MEMORY), first)
     if fabric and (first is None or fabric[0].line.offset < first.line.offset):
         named = _fabric(fabric, places)
         if first is None or named.implicated:
