@@ -62,6 +62,8 @@ def _without_chained(events: Sequence[Event]) -> list[Event]:
     for event in events:
         writer = event.line.writer
         at = last.get(writer)
+        if event.signature.id in LAST_RESORT and event.trace and event.trace.chained and kept:
+            continue
         if event.trace is not None and event.trace.chained and at is not None:
             first = kept[at]
             if first.signature.id in LAST_RESORT or (
@@ -85,7 +87,7 @@ def _everyday(event: Event) -> bool:
     return (
         event.signature.id == "python.exception"
         and event.trace is not None
-        and bool(event.trace.in_library)
+        and event.trace.in_library
     )
 
 
@@ -174,6 +176,9 @@ def _reporter(event: Event, places: Places) -> Implicated:
 _YIELDING = ("remote_service", "network.port_in_use")
 """Causes that programs survive by trying again: a failure of another kind after them decides."""
 
+_NEEDS_THE_NETWORK = ("mpi.start",)
+"""Failures that an error of the network's own, seen with them, explains."""
+
 _KILLED = ("dataloader.killed",)
 """Ends of processes that an out-of-memory kill, told by Slurm later, explains."""
 
@@ -201,6 +206,8 @@ def _deterministic(events: Sequence[Event], around: Surroundings, places: Places
         )
     if first and first.signature.id in _KILLED:
         first = next((event for event in others if event.signature.id in _SLURM_MEMORY), first)
+    if fabric and first and first.signature.id in _NEEDS_THE_NETWORK:
+        first = None
     if fabric and (first is None or fabric[0].line.offset < first.line.offset):
         named = _fabric(fabric, places)
         if first is None or named.implicated:

@@ -177,7 +177,7 @@ def _exceptions(
     generic, bare, pipes = map(catalogue.named, ("python.exception", *LAST_RESORT))
     for trace in tracebacks.walk(piece, headers, source):
         if trace.exception is None:
-            if not (trace.teardown or trace.handled):
+            if not (trace.teardown or trace.handled or trace.of_launcher):
                 yield trace.header.offset - piece.offset, Event(trace.header, bare, {}, trace)
             continue
         start = trace.exception.offset - piece.offset

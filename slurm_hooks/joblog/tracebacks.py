@@ -31,6 +31,10 @@ _HANDLED = re.compile(
     r".*(?:\bwarn(?:ing)?\b|retrying|will retry|skipping|ignoring|fall(?:ing)? ?back|non-fatal)"
 )
 _CAUSE = ("The above exception was the direct cause", "During handling of the above exception")
+_LAUNCHERS = (
+    *("/torch/distributed/run.py", "/torch/distributed/launch", "/torch/distributed/elastic/"),
+    *("/torch/multiprocessing/spawn.py", "/accelerate/commands/", "/deepspeed/launcher/"),
+)
 _PIPES = "/multiprocessing/"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 
@@ -41,8 +45,7 @@ class Traceback:
 
     ``chained`` says that it was raised from the traceback before it by the same writer;
     ``teardown`` that the interpreter prints it while it throws it away, ``handled`` that the
-    program says it goes on. ``in_library`` is where the last frame is, None
-    where no frame was seen; ``between_processes`` that it is in multiprocessing's own pipes.
+    program says it goes on. ``last_file`` is the file of the last frame that was seen.
     """
 
     header: Line
@@ -50,8 +53,22 @@ class Traceback:
     chained: bool
     teardown: bool
     handled: bool
-    in_library: bool | None
-    between_processes: bool = False
+    last_file: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it was raised in installed code, not in the job's own."""
+        return any(part in self.last_file for part in _LIBRARY)
+
+    @property
+    def between_processes(self) -> bool:
+        """Whether it was raised in the pipes of Python's multiprocessing."""
+        return _PIPES in self.last_file
+
+    @property
+    def of_launcher(self) -> bool:
+        """Whether it is a launcher's, which only tells that its processes failed."""
+        return any(part in self.last_file for part in _LAUNCHERS)
 
 
 def walk(piece: Piece, headers: Sequence[int], source: str) -> Iterator[Traceback]:
@@ -104,8 +121,7 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         chained=any(text in before for text in _CAUSE),
         teardown=bool(_TEARDOWN.search(before)),
         handled=bool(_HANDLED.search(before) or _HANDLED.search(first.text)),
-        in_library=any(part in frame["file"] for part in _LIBRARY) if frame else None,
-        between_processes=bool(frame and _PIPES in frame["file"]),
+        last_file=frame["file"] if frame else "",
     )
 
 
