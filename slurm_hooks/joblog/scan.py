@@ -63,6 +63,10 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
     """Return what ``piece`` holds for the signatures of ``catalogue``."""
     data = piece.data
     kernel_log = kernel.is_kernel_log(data)
+    if kernel_log and kernel.is_dated(data):
+        # Programs date their lines so too: the kernel's are known by what they tell.
+        dated = [parse(data[start:end], start) for start, end in _all_lines(data)]
+        kernel_log = any(True for _ in kernel.facts(dated, kernel_log))
     counter = _LineCounter(piece)
     found: dict[int, Event] = {}
     headers: list[int] = []
@@ -71,7 +75,7 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
     kernel_lines: list[Line] = []
     for start, end in _bounded(candidates.find(data, catalogue.anchors)):
         raw = data[start:end]
-        if b"Traceback (most recent call last)" in raw:
+        if b"Traceback (most recent call last)" in raw and b"C++ Traceback" not in raw:
             headers.append(start)
             continue
         if kernel.is_kernel_line(raw):
