@@ -30,7 +30,13 @@ from slurm_hooks.joblog.verdict import classify
 MEGABYTE = 1_000_000
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
-SETS = {"composed": DATA / "logs", "public": DATA / "public_logs", "unseen": DATA / "unseen_logs"}
+SETS = {
+    "composed": DATA / "logs",
+    "public": DATA / "public_logs",
+    "unseen": DATA / "unseen_logs",
+    "further public": DATA / "more_public_logs",
+    "further unseen": DATA / "more_unseen_logs",
+}
 
 _END = (
     "5: Traceback (most recent call last):\n"

@@ -1,10 +1,11 @@
 """classify-log names the first primary failure, blames nobody innocent, and says when it is unsure.
 
 The logs in ``data/logs`` are composed in the forms that the programs print; hosts, users and
-numbers are invented. They were written after the signatures. Those in ``data/public_logs`` are cut
-from public reports (``source``), hosts and users changed; each was read before the classifier saw
-it. What it said at first, and which of them the signatures have since been fitted to, is in its
-README; those in ``data/unseen_logs`` are held out.
+numbers are invented. They were written after the signatures. Those in ``data/public_logs`` and
+``data/more_public_logs`` are cut from public reports (``source``), hosts and users changed; each
+was read before the classifier saw it. What it said at first, and which of them the signatures
+have since been fitted to, is in the READMEs; those in ``unseen_logs`` and ``more_unseen_logs`` are
+held out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def cases(folder: Path) -> list[dict[str, Any]]:
 CASES = cases(SET)
 PUBLIC = DATA / "public_logs"
 UNSEEN = DATA / "unseen_logs"
+MORE_PUBLIC = DATA / "more_public_logs"
+MORE_UNSEEN = DATA / "more_unseen_logs"
 SCHEMA = Path(slurm_hooks.__file__).parent / "schemas" / "log-verdict-v1.json"
 
 _PROGRAM = "from slurm_hooks.classify_log import command; command()"
@@ -63,7 +66,9 @@ def test_the_verdict_is_the_one_that_an_operator_would_give(case: dict[str, Any]
     assert [one["node"] for one in answer["implicated"]] == case["implicated"]
 
 
-@pytest.mark.parametrize(("folder", "wrong_class"), [(PUBLIC, 1), (UNSEEN, 2)])
+@pytest.mark.parametrize(
+    ("folder", "wrong_class"), [(PUBLIC, 1), (UNSEEN, 2), (MORE_PUBLIC, 6), (MORE_UNSEEN, 2)]
+)
 def test_no_program_of_a_public_log_is_restarted_and_no_innocent_node_blamed(
     folder: Path, wrong_class: int
 ) -> None:
@@ -84,6 +89,75 @@ def test_torchruns_word_on_the_first_failure_is_in_the_answer() -> None:
     answer = verdict(str(log), "--layout=gpu-a:8")
     assert answer["first_failure"] == {"node": "gpu-a", "rank": 0, "exit_code": -11, "signal": 11}
     assert "first to fail: rank 0, signal 11" in run(str(log)).stdout
+
+
+HEADER = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 9, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        HEADER + "    main()\n",
+        HEADER + "    main()\nmylib.WrongShape: 3\n",
+        HEADER + "    main()\nRuntimeError: attempt 5/5 failed, not retrying\n",
+        HEADER.replace("  File", "File") + "main()\nlib.exc.BackendRefused: no\n",
+        "".join(
+            f"(Core pid=7) ERROR 09-18 00:55:15 [core.py:718] {line}\n"
+            for line in (HEADER + "    main()\nValueError: none left").splitlines()
+        ),
+        'trainer/0 Traceback (most recent call last):\ntrainer/0   File "a.py", line 1, in f\n',
+    ],
+)
+def test_a_traceback_that_nothing_else_explains_holds_the_job(tmp_path: Path, log: str) -> None:
+    (tmp_path / "log").write_text(log)
+    answer = classify([tmp_path / "log"]).document
+    assert (answer["class"], answer["job_verdict"]) == ("program.exception", "hold")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault_class"),
+    [
+        # A launcher's own traceback tells no more than its children's ends.
+        (
+            HEADER.replace("/home/u/train.py", "/lib/torch/distributed/run.py") + "    main()\n",
+            "unknown",
+        ),
+        # A worker whose parent is gone, after a rank that a signal ended.
+        (
+            HEADER.replace("/home/u/train.py", "/lib/python3.11/multiprocessing/connection.py")
+            + "    recv()\nEOFError\nsrun: error: n2: task 5: Killed\n",
+            "unknown",
+        ),
+        # Interleaved victims: the first header's own end is not found.
+        (
+            "Traceback (most recent call last):\n"
+            + HEADER
+            + "    wait()\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1, remote"
+            " process exited or there was a network error\n",
+            "collective.peer_lost",
+        ),
+    ],
+)
+def test_a_victims_traceback_holds_nothing(tmp_path: Path, words: str, fault_class: str) -> None:
+    (tmp_path / "log").write_text(words)
+    answer = classify([tmp_path / "log"]).document
+    assert (answer["class"], answer["job_verdict"]) == (fault_class, "requeue")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "double free or corruption (!prev)\nAborted (core dumped)",
+        "/var/spool/slurmd/job1/slurm_script: line 12:  4321 Segmentation fault      python a.py",
+        "srun: error: n1: task 0: Exited with exit code 139",
+        "subprocess.CalledProcessError: Command 'python' died with <Signals.SIGSEGV: 11>.",
+        "mp.ProcessExitedException: process 0 terminated with signal SIGILL",
+    ],
+)
+def test_a_crash_is_the_programs_whoever_reports_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "log").write_text(line + "\n")
+    answer = classify([tmp_path / "log"]).document
+    assert (answer["class"], answer["job_verdict"]) == ("program.crash", "hold")
 
 
 RAS = """{label}Job summary

@@ -15,7 +15,7 @@ from slurm_hooks.joblog import waiting
 from slurm_hooks.joblog.cause import Cause, Implicated, Surroundings, cause_of, first_of
 from slurm_hooks.joblog.layout import LayoutError, expand
 from slurm_hooks.joblog.places import Places
-from slurm_hooks.joblog.scan import Event
+from slurm_hooks.joblog.scan import LAST_RESORT, Event
 from slurm_hooks.joblog.signatures import Catalogue
 
 
@@ -62,9 +62,13 @@ def _without_chained(events: Sequence[Event]) -> list[Event]:
     for event in events:
         writer = event.line.writer
         at = last.get(writer)
+        if event.signature.id in LAST_RESORT and event.trace and event.trace.chained and kept:
+            continue
         if event.trace is not None and event.trace.chained and at is not None:
             first = kept[at]
-            if _everyday(first) and event.signature.id != "python.exception":
+            if first.signature.id in LAST_RESORT or (
+                _everyday(first) and event.signature.id != "python.exception"
+            ):
                 kept[at] = event
             continue
         if event.trace is not None:
@@ -81,9 +85,9 @@ def _unhandled(events: Sequence[Event]) -> Sequence[Event]:
 
 def _everyday(event: Event) -> bool:
     return (
-        event.signature.id in ("python.exception", "python.control_flow")
+        event.signature.id == "python.exception"
         and event.trace is not None
-        and bool(event.trace.in_library)
+        and event.trace.in_library
     )
 
 
@@ -172,6 +176,12 @@ def _reporter(event: Event, places: Places) -> Implicated:
 _YIELDING = ("remote_service", "network.port_in_use")
 """Causes that programs survive by trying again: a failure of another kind after them decides."""
 
+_NEEDS_THE_NETWORK = ("mpi.start",)
+"""Failures that an error of the network's own, seen with them, explains."""
+
+_KILLED = ("dataloader.killed",)
+"""Ends of processes that an out-of-memory kill, told by Slurm later, explains."""
+
 _SAME_FAILURE_BYTES = 24 << 10
 """How far below its first exception the same process's last words may stand."""
 
@@ -194,6 +204,10 @@ def _deterministic(events: Sequence[Event], around: Surroundings, places: Places
             ),
             first,
         )
+    if first and first.signature.id in _KILLED:
+        first = next((event for event in others if event.signature.id in _SLURM_MEMORY), first)
+    if fabric and first and first.signature.id in _NEEDS_THE_NETWORK:
+        first = None
     if fabric and (first is None or fabric[0].line.offset < first.line.offset):
         named = _fabric(fabric, places)
         if first is None or named.implicated:
@@ -283,6 +297,9 @@ def _end(events: Sequence[Event]) -> Cause:
     lost = next((e for e in events if e.signature.fault_class == "collective.peer_lost"), None)
     if lost:
         return cause_of(lost, confidence="unknown")
+    raised = next((e for e in events if e.signature.id in LAST_RESORT), None)
+    if raised and not any(waiting.signalled(event) for event in events):
+        return cause_of(raised)
     ended = next((e for e in events if e.signature.role == "exit"), None)
     if ended:
         return cause_of(ended, fault_class="unknown", confidence="unknown")

@@ -16,6 +16,9 @@ from slurm_hooks.joblog.scan import Event
 _REPORTERS_MIN = 2
 """Ranks that must wait at the same collective before one that is not there is suspected."""
 
+_NO_CHANCE_NUMBER = 1_000
+"""Collectives from which on one number in two process groups is no mere coincidence."""
+
 _DEFAULT_GROUPS = frozenset({"0", None})
 
 
@@ -56,13 +59,17 @@ def _behind(events: Sequence[Event]) -> Picture:
 
 
 def _mismatch(events: Sequence[Event]) -> bool:
-    """One sequence number, different operations, and no process group but the default one."""
+    """One sequence number, different operations, and no process group but the default one.
+
+    Before 2.3 torch names no group; a large number is then not the same in two by chance.
+    """
     groups = {e.captures["pg"] for e in events if e.signature.id == "torch.watchdog_status"}
-    if len(groups) != 1 or not groups <= _DEFAULT_GROUPS:
+    if len(groups) > 1 or not groups <= _DEFAULT_GROUPS:
         return False
+    least = 0 if groups else _NO_CHANCE_NUMBER
     operations: dict[str, set[str]] = {}
     for event in _timeouts(events):
-        if "seq" in event.captures:
+        if "seq" in event.captures and int(event.captures["seq"]) >= least:
             operations.setdefault(event.captures["seq"], set()).add(event.captures["op"])
     return any(len(names) > 1 for names in operations.values())
 

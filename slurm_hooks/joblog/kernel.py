@@ -15,7 +15,11 @@ from slurm_hooks.joblog.lines import Line
 from slurm_hooks.joblog.signatures import Signature
 from slurm_hooks.record import Finding
 
-_KERNEL = re.compile(rb"(?m)^(?:<\d+>)?(?:\[ *\d{1,9}\.\d{6}\] |[^\n]{0,80} kernel: )")
+_KERNEL = re.compile(
+    rb"(?m)^(?:<\d+>)?(?:\[ *\d{1,9}\.\d{6}\] |[^\n]{0,80} kernel: )"
+    rb"|^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
+)
+_DATED = re.compile(rb"\[[A-Z][a-z]{2} [A-Z][a-z]{2} ")
 _LINE = re.compile(rb"^[^\n]{0,160}?(?:NVRM: |nvidia-nvswitch\d+: SXid)")
 
 _LOOK_BYTES = 64 << 10
@@ -30,6 +34,11 @@ def is_kernel_log(data: bytes) -> bool:
     start = data[:_LOOK_BYTES]
     lines = sum(1 for line in start.split(b"\n") if line.strip())
     return lines > 0 and len(_KERNEL.findall(start)) >= _SHARE * lines
+
+
+def is_dated(data: bytes) -> bool:
+    """Whether the first line has the bracketed date of ``dmesg -T``."""
+    return bool(_DATED.match(data))
 
 
 def is_kernel_line(raw: bytes) -> bool:
@@ -66,6 +75,9 @@ def _signature(finding: Finding) -> Signature:
     confidence = "established"
     if finding.code == "gpu.xid_cascade":
         fault_class, role, confidence = "cascade", "cascade", "probable"
+    elif finding.code == "host.cgroup_out_of_memory":
+        # On its node this is a service's; in a log that is shown to explain a job, the job's.
+        fault_class, confidence = "program.host_oom", "probable"
     elif fault_class in ("none", "unknown"):
         role = "noise" if fault_class == "none" else "exit"
     elif fault_class in ("hardware.gpu", "hardware.link"):

@@ -47,6 +47,10 @@ _PREFIXES = tuple(
         r"\[\s*(?P<uptime>\d{1,9}\.\d{6})\]\s",
         r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]?:?\s*",
         r"std(?:err|out): ",
+        # vLLM; torchx, as NeMo-Run uses it; loggers that put their level before each line
+        r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\] ",
+        r"[a-z][\w.]{0,40}/\d{1,3} (?=Traceback|  |[\w.]*(?:Error|Exception)\b)",
+        r"\[(?:ERROR|CRITICAL)\]\s+(?=Traceback|File \"|[\w.]*(?:Error|Exception)\b)",
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=[\w./-]+(?:\[\d+\])?:\s)",
         r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?\s+",
         r"(?P<host>[\w.-]+) kernel:\s",

@@ -22,6 +22,9 @@ CANDIDATES_LIMIT = 60_000
 SAME_LINE_LIMIT = 2_048
 """Most lines that differ in digits alone (one from each rank) that are told apart."""
 
+LAST_RESORT = ("python.traceback", "python.between_processes")
+"""Signatures that only tracebacks get: the cause where nothing else is told."""
+
 _DIGITS = b"0123456789"
 
 _PROGRESS = re.compile(
@@ -60,6 +63,10 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
     """Return what ``piece`` holds for the signatures of ``catalogue``."""
     data = piece.data
     kernel_log = kernel.is_kernel_log(data)
+    if kernel_log and kernel.is_dated(data):
+        # Programs date their lines so too: the kernel's are known by what they tell.
+        dated = [parse(data[start:end], start) for start, end in _all_lines(data)]
+        kernel_log = any(True for _ in kernel.facts(dated, kernel_log))
     counter = _LineCounter(piece)
     found: dict[int, Event] = {}
     headers: list[int] = []
@@ -68,7 +75,7 @@ def scan(piece: Piece, catalogue: Catalogue, source: str = "") -> Scanned:
     kernel_lines: list[Line] = []
     for start, end in _bounded(candidates.find(data, catalogue.anchors)):
         raw = data[start:end]
-        if b"Traceback (most recent call last)" in raw:
+        if b"Traceback (most recent call last)" in raw and b"C++ Traceback" not in raw:
             headers.append(start)
             continue
         if kernel.is_kernel_line(raw):
@@ -167,18 +174,29 @@ def _exceptions(
     counter: _LineCounter,
     source: str,
 ) -> Iterator[tuple[int, Event | None]]:
-    """For each traceback, the event of its last line; None where it is no failure."""
-    generic = catalogue.named("python.exception")
+    """For each traceback, the event of its last line; None where it is no failure.
+
+    One without a last line, or with one that mostly means nothing, is an event of its own kind.
+    """
+    generic, bare, pipes = map(catalogue.named, ("python.exception", *LAST_RESORT))
     for trace in tracebacks.walk(piece, headers, source):
         if trace.exception is None:
+            if not (trace.teardown or trace.handled or trace.of_launcher):
+                yield trace.header.offset - piece.offset, Event(trace.header, bare, {}, trace)
             continue
         start = trace.exception.offset - piece.offset
         if trace.teardown:
             yield start, None
             continue
         event = found.get(start)
+        if trace.between_processes and any(name in trace.exception.text for name in pipes.any):
+            line = event.line if event else trace.exception
+            yield start, Event(line, pipes, {}, trace)
+            continue
         if event is not None:
-            yield start, Event(event.line, event.signature, event.captures, trace)
+            hidden = event.signature.role == "noise" and not trace.handled
+            signature = bare if hidden else event.signature
+            yield start, Event(event.line, signature, event.captures, trace)
             continue
         line = parse(
             trace.exception.raw.encode(), trace.exception.offset, counter.at(start), source

@@ -18,7 +18,9 @@ HEADERS_LIMIT = 300
 _LINES_LIMIT = 400
 _LINE_BYTES = 2_048
 
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\[[\w, ]+\])?(?::(?: |$)|$)")
+_EXCEPTION = re.compile(
+    r"^[A-Za-z_][\w.]*(?:\[[\w, ]+\])?(?: \(see above for traceback\))?(?::(?: |$)|$)"
+)
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line \d+')
 _BOX = ("│", "╭", "╰", "|", "+-", "^", "~")
 _TEARDOWN = re.compile(
@@ -29,25 +31,44 @@ _HANDLED = re.compile(
     r".*(?:\bwarn(?:ing)?\b|retrying|will retry|skipping|ignoring|fall(?:ing)? ?back|non-fatal)"
 )
 _CAUSE = ("The above exception was the direct cause", "During handling of the above exception")
+_LAUNCHERS = (
+    *("/torch/distributed/run.py", "/torch/distributed/launch", "/torch/distributed/elastic/"),
+    *("/torch/multiprocessing/spawn.py", "/accelerate/commands/", "/deepspeed/launcher/"),
+)
+_PIPES = "/multiprocessing/"
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 
 
 @dataclass(frozen=True)
 class Traceback:
-    """One traceback: its header's offset, its last line, and what stands around it.
+    """One traceback: its header, its last line, and what stands around it.
 
     ``chained`` says that it was raised from the traceback before it by the same writer;
     ``teardown`` that the interpreter prints it while it throws it away, ``handled`` that the
-    program says it goes on. ``in_library`` is where the last frame is, None
-    where no frame was seen.
+    program says it goes on. ``last_file`` is the file of the last frame that was seen.
     """
 
-    offset: int
+    header: Line
     exception: Line | None
     chained: bool
     teardown: bool
     handled: bool
-    in_library: bool | None
+    last_file: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it was raised in installed code, not in the job's own."""
+        return any(part in self.last_file for part in _LIBRARY)
+
+    @property
+    def between_processes(self) -> bool:
+        """Whether it was raised in the pipes of Python's multiprocessing."""
+        return _PIPES in self.last_file
+
+    @property
+    def of_launcher(self) -> bool:
+        """Whether it is a launcher's, which only tells that its processes failed."""
+        return any(part in self.last_file for part in _LAUNCHERS)
 
 
 def walk(piece: Piece, headers: Sequence[int], source: str) -> Iterator[Traceback]:
@@ -67,7 +88,7 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         data[header : min(end, header + _LINE_BYTES)], piece.offset + header, None, source
     )
     before = _before(data, header, source, first)
-    exception, frame = None, None
+    exception, frame, bare = None, None, False
     position = end + 1
     for _ in range(_LINES_LIMIT):
         if position >= len(data):
@@ -82,18 +103,25 @@ def _one(piece: Piece, header: int, source: str) -> Traceback:
         if line.text.startswith((" ", "\t")) or line.text.startswith(_BOX):
             frame = _FRAME.match(line.text) or frame
             continue
+        # Some loggers take the indentation off: a frame, then its source.
+        if _FRAME.match(line.text):
+            frame, bare = _FRAME.match(line.text), True
+            continue
+        if bare and not _EXCEPTION.match(line.text):
+            bare = False
+            continue
         if "Traceback (most recent call last)" in line.text:
             break
         if _EXCEPTION.match(line.text):
             exception = line
         break
     return Traceback(
-        offset=piece.offset + header,
+        header=first,
         exception=exception,
         chained=any(text in before for text in _CAUSE),
         teardown=bool(_TEARDOWN.search(before)),
         handled=bool(_HANDLED.search(before) or _HANDLED.search(first.text)),
-        in_library=any(part in frame["file"] for part in _LIBRARY) if frame else None,
+        last_file=frame["file"] if frame else "",
     )
 
 

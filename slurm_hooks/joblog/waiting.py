@@ -16,7 +16,10 @@ from slurm_hooks.joblog.scan import Event
 
 _CRASH_NUMBERS = frozenset({4, 7, 8, 11})
 _CRASH_NAMES = frozenset(
-    {"Illegal instruction", "Bus error", "Floating point exception", "Segmentation fault"}
+    {
+        *("Illegal instruction", "Bus error", "Floating point exception", "Segmentation fault"),
+        *("SIGILL", "SIGBUS", "SIGFPE", "SIGSEGV"),
+    }
 )
 """Signals that a program's own instruction raises: SIGILL, SIGBUS, SIGFPE, SIGSEGV."""
 
@@ -24,6 +27,8 @@ _ENDS_OTHERS = ("collective.timeout", "scheduler.cancelled")
 _TIER_THREE = ("collective.timeout", "collective.failed", "collective.peer_lost", "rendezvous")
 _FIRST_FAILURE = "torchrun.root_cause"
 _ENDED_BY_LAUNCHER = -15
+_SHELL_SIGNAL = 128
+"""What a shell adds to the number of the signal that ended its command, for an exit code."""
 
 
 def first_failure(events: Sequence[Event]) -> Event | None:
@@ -85,6 +90,13 @@ def collective(events: Sequence[Event], around: Surroundings, places: Places) ->
     return cause_of(timeout)
 
 
+def signalled(event: Event) -> bool:
+    """Whether ``event`` says that a signal ended a process."""
+    code = _code(event)
+    told = event.captures.keys() & {"signal", "signal2", "number"}
+    return bool(told) or (code is not None and not 0 <= code < _SHELL_SIGNAL)
+
+
 def _words(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.signature.id == _FIRST_FAILURE]
 
@@ -100,7 +112,7 @@ def _crashed(event: Event) -> bool:
     code, number = _code(event), event.captures.get("number", "")
     return (
         event.captures.get("signal") in _CRASH_NAMES
-        or (code is not None and -code in _CRASH_NUMBERS)
+        or (code is not None and {-code, code - _SHELL_SIGNAL} & _CRASH_NUMBERS != set())
         or (number.isdigit() and int(number) in _CRASH_NUMBERS)
     )
 
