@@ -53,6 +53,7 @@ class Containers:
         self._bin = folder / "bin"
         self._server: subprocess.Popen[bytes] | None = None
         self._ids: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
         self._shared.mkdir()
         self._bin.mkdir()
         self._override.write_text(
@@ -156,8 +157,14 @@ class Containers:
 
     def cut_off(self, service: str, cut: bool = True) -> None:
         """Take a container's network away, or give it back; its processes run on."""
-        state = "down" if cut else "up"
-        self.run(service, "ip", "link", "set", "eth0", state, options=["--privileged"])
+        network, container = f"{self.project}_cluster", self._ids[service]
+        if cut:
+            form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+            self._addresses[service] = _call(["docker", "inspect", "-f", form, container]).strip()
+            _call(["docker", "network", "disconnect", network, container])
+        else:
+            address = self._addresses[service]
+            _call(["docker", "network", "connect", "--ip", address, network, container])
 
     def hang(self, hung: bool = True) -> None:
         """Make each access of SLOW_NODE to the shared volume block, or end that."""
