@@ -141,9 +141,9 @@ class Containers:
             time.sleep(POLL_SECONDS)
         return value
 
-    def logs(self) -> str:
-        """Return the last lines of every container."""
-        return self._composed("logs", "--tail=60", "--no-color", check=False)
+    def logs(self, *services: str) -> str:
+        """Return the last lines of these containers, or of all."""
+        return self._composed("logs", "--tail=60", "--no-color", *services, check=False)
 
     # Faults
 
