@@ -96,7 +96,9 @@ class Containers:
         self._composed("down", "-v", "--rmi", "all", "--remove-orphans", "-t", "5", check=False)
         if self._server is not None:
             _call(["umount", "-l", str(self._shared)], check=False)
-            self._server.wait(timeout=30)
+            # Not left to end by itself: a mount namespace of anybody's may still hold the mount.
+            self._server.kill()
+            self._server.wait()
             self._server = None
 
     def left(self) -> list[str]:
