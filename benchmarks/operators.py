@@ -14,19 +14,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from recovery.decision import Action, Review
+from recovery.decision import Action, Excerpt, Review
 from recovery.journal import Journal
+from recovery.offenders import SCORES
 from recovery.store_opening import open_store
 from slurm_hooks.record import utc
 from tests.records import decision, record
 
 NODES = 1000
 BATCH = 20_000
+OPEN_JOBS = 100
+"""How many jobs are under recovery, as after a switch has failed."""
+
 COMMANDS = (
     ["status"], ["incidents"], ["decisions"], ["decisions", "--node", "n3"], ["nodes"],
-    ["nodes", "n3"], ["explain", "1003"], ["explain", "n3"], ["grants"], ["trial"],
+    ["decisions", "--class", "storage"], ["nodes", "n3"], ["nodes", "--user", "ann"],
+    ["explain", "1003"], ["explain", "d00000003"], ["explain", "n3"], ["grants"], ["trial"],
 )  # fmt: skip
 CONFIG = """
 mode = "act"
@@ -69,6 +75,9 @@ def build(root: Path, records: int) -> None:
     events = []
     for number in range(records // 50):
         when = utc(first + span * number * 50 / records)
+        requeue = Action("requeue", str(1000 + number), "recorded", when)
+        if number >= records // 50 - OPEN_JOBS:
+            requeue = replace(requeue, state="verified")
         verdict = ("helpful", "helpful", "helpful", "ambiguous")[number % 4]
         made = decision(
             f"d{number:08d}",
@@ -76,7 +85,11 @@ def build(root: Path, records: int) -> None:
             time=when,
             ended_time=when,
             gpus=8,
-            actions=(Action("requeue", str(1000 + number), "recorded", when),),
+            evidence=tuple(
+                Excerpt(f"{50 * number + at:026d}", "n3", when, "gpu.fell_off_bus", "GPU 3 is gone")
+                for at in range(16)
+            ),
+            actions=(requeue,),
             reviews=(Review(f"r{number}", when, "ann", 7, verdict),) if number % 3 else (),  # type: ignore[arg-type]
         )
         text = json.dumps(made.to_dict()).replace('"n3"', f'"n{number % NODES}"')
@@ -87,6 +100,11 @@ def build(root: Path, records: int) -> None:
     beat = {"verdict": "ok"}
     store.put_heartbeats({f"n{number}": beat for number in range(NODES)})
     store.put_meta("last_pass", utc())
+    history = "4 faults of its own since 2026-11-02, where chance makes 0.3"
+    score = {"evidence": 8.0, "times_chance": 13.0, "history": history}
+    scored = {f"n{number}": score for number in range(200)}
+    bars = {"avoided_above": 9.9, "drained_above": 13.8}
+    store.put_meta(SCORES, json.dumps({**bars, "nodes": scored}))
     store.close()
     # Commands read the journal's end alone where the index is level with it.
     last = json.dumps({"seq": len(events), "type": "note", "time": utc()})

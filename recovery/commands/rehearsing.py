@@ -27,7 +27,7 @@ from slurm_hooks.config import ConfigError, load
 def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
     """What another policy would have decided on the history in SPOOL."""
     from recovery import replay as replaying
-    from recovery.report.text import wrapped
+    from recovery.report.words import wrapped
 
     config = opening.configuration()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from recovery import trial
 from recovery.grants import scope_text
 from recovery.guard import Standing
-from recovery.report.text import wrapped
+from recovery.report.words import wrapped
 from recovery.trial import Case
 from slurm_hooks.config import Config, Needs
 
