@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
+from recovery.demo.training import Training
 from tests.failing_job import ACT, NOBODY, SLURM_CONF, WAIT_SECONDS, tidy
 
 pytestmark = pytest.mark.slurm
@@ -29,7 +30,7 @@ done
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    with Cluster(3, 1, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as running:
+    with Cluster(4, 4, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as running:
         yield running
 
 
@@ -59,8 +60,8 @@ def submit(cluster: Cluster, steps: int, extra: str = ",noncritical=yes") -> tup
 
 def drill(cluster: Cluster, job: int, *options: str, status: int = 0) -> dict[str, Any]:
     done = cluster.run(
-        "recovery", "drill", str(job), "--json", "--timeout=60", *options,
-        check=False, timeout_seconds=200,
+        "recovery", "drill", str(job), "--json", "--timeout=120", *options,
+        check=False, timeout_seconds=300,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
     made: dict[str, Any] = json.loads(done.stdout)
@@ -106,3 +107,48 @@ def test_a_job_whose_owner_did_not_allow_it_is_not_touched(cluster: Cluster) -> 
     assert done.stderr.count("\n") == 1
     assert not cluster.mutations() - before
     assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_a_resumed_training_ends_with_the_weights_of_one_that_nothing_interrupted(
+    cluster: Cluster,
+) -> None:
+    training = Training(cluster)
+    # GPUs are shown by a task prolog, which this cluster is without.
+    steps = ("--steps=80", "--save-every=5", "--no-gpu-check")
+    healthy = training.submit("healthy", *steps, "--step-seconds=0.01")
+    cluster.wait(lambda: healthy.weights, WAIT_SECONDS, "the reference is there")
+    drilled = training.submit("drilled", *steps, "--step-seconds=0.25")
+    comment = f"recovery=requeue,noncritical=yes,progress={drilled.folder}/progress"
+    cluster.run("scontrol", "update", f"job={drilled.job_id}", f"comment={comment}")
+    cluster.wait(lambda: drilled.step, WAIT_SECONDS, "it trains")
+    reference = healthy.folder / "final.json"
+    compared = (f"--reference={reference}", f"--output={drilled.folder}")
+    told = drill(cluster, drilled.job_id, *compared)
+    names = [step["name"] for step in told["steps"]]
+    assert names == ["interrupted", "noticed", "restarted", "resumed", "ended", "weights"]
+    assert told["steps"][-1]["detail"].startswith("final.json as in the reference, sha256 ")
+    assert drilled.attempts == 2
+
+
+def test_files_that_differ_or_that_the_owner_may_not_read_are_told(cluster: Cluster) -> None:
+    job, _ = submit(cluster, 60)
+    secret = cluster.folder / "secret"
+    secret.write_text("60\n")
+    secret.chmod(0o600)
+    alone = cluster.run("recovery", "drill", str(job), f"--reference={secret}", check=False)
+    assert alone.returncode == 2
+    assert "--reference and --output belong together" in alone.stderr
+    if os.geteuid() == 0:
+        before = cluster.mutations()
+        given = (f"--reference={secret}", "--output=step")
+        done = cluster.run("recovery", "drill", str(job), *given, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "nothing to compare with" in done.stderr
+        assert "Permission denied" in done.stderr
+        assert not cluster.mutations() - before, "it is not interrupted"
+    other = cluster.folder / "other"
+    other.write_text("61\n")
+    told = drill(cluster, job, "--kind=requeue", f"--reference={other}", "--output=step", status=1)
+    last = told["steps"][-1]
+    assert (last["name"], last["kept"]) == ("weights", False)
+    assert last["detail"].startswith("other differs, sha256 ")
