@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 
+from slurm_hooks import usage
+
 _COMMANDS = {
     "run": "service",
     "once": "service",
@@ -38,7 +40,7 @@ _COMMANDS = {
 """Each command, in the order of the help, and its module in ``recovery.commands``."""
 
 
-class _Commands(click.Group):
+class _Commands(usage.Commands):
     """The commands of the table, each loaded when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -145,7 +145,8 @@ class Hangs:
             job = jobs.get(job_id)
             if job is None or job.state != "RUNNING" or not optin.parse(job.comment).opted_in:
                 self._withdraw(job_id)
-                self._not_before[job_id] = now  # a suspended job stands still by somebody's wish
+                if job is not None and job.state == "SUSPENDED":
+                    self._not_before[job_id] = now  # it stands still by somebody's wish
                 continue
             one = self._judge(job, now)
             if one:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from slurm_hooks import doctor as examination
-from slurm_hooks import looking, probes, site_probes
+from slurm_hooks import looking, probes, site_probes, usage
 from slurm_hooks.bounds import node_name
 from slurm_hooks.config import Config, ConfigError, load
 from slurm_hooks.context import HookContext
@@ -38,7 +38,7 @@ class _WrongUse(click.ClickException):
     exit_code = 2
 
 
-class _Commands(click.Group):
+class _Commands(usage.Commands):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 

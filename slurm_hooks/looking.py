@@ -141,6 +141,8 @@ def _look(
     name: str, context: HookContext, config: NodeConfig, states: Path, remember: bool
 ) -> bytes:
     """Run in the child: look, and answer in JSON."""
+    if probes.has_no_job(name, context, config):
+        return _answer(probes.Seen(), "no job that opted in runs here")
     try:
         seen = probes.load(name).look(probes.Look(context, config, kept(states, name)))
     except probes.Skipped as reason:

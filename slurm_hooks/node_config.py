@@ -53,6 +53,10 @@ class Spool:
         """Return the node's local folder."""
         return Path(self.buffer.replace("%n", node))
 
+    def jobs_of(self, node: str) -> Path:
+        """Return the local folder where the node's opted-in jobs are noted (``running_jobs``)."""
+        return self.buffer_of(node) / "jobs"
+
 
 @frozen
 class Budget:

@@ -77,11 +77,6 @@ class RunningJob:
         return list(files)
 
 
-def folder(place: Spool, node: str) -> Path:
-    """Return where the jobs of ``node`` are noted."""
-    return place.buffer_of(node) / "jobs"
-
-
 def of(context: HookContext) -> RunningJob | None:
     """Return the hook's job, or None where it has not opted in."""
     told = context.job
@@ -127,7 +122,7 @@ def note(context: HookContext, place: Spool) -> None:
     job = of(context)
     if job is None:
         return
-    where = folder(place, context.node)
+    where = place.jobs_of(context.node)
     spool.make_private(where)
     told = asdict(job)
     if job.batch_host:

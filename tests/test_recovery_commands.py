@@ -138,8 +138,9 @@ def test_before_an_aggregator_has_ever_run_one_line_says_so(
         ["decisions", "--job=x"],
     ],
 )
-def test_wrong_usage_exits_2(controller: Controller, command: list[str]) -> None:
-    assert controller.run(*command, status=2)[1]
+def test_wrong_usage_exits_2_with_one_line(controller: Controller, command: list[str]) -> None:
+    (line,) = controller.run(*command, status=2)[1].splitlines()
+    assert line.endswith(" --help")
 
 
 def test_decisions_are_told_newest_first_and_only_those_asked_for(controller: Controller) -> None:

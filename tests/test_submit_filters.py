@@ -120,7 +120,8 @@ def test_an_opted_in_job_may_be_requeued_and_keeps_its_log(cluster: Cluster) -> 
     cluster.wait(lambda: cluster.job(job)["JobState"] == "COMPLETED", 60, "the first attempt")
     cluster.run("scontrol", "requeue", str(job))
     cluster.wait(lambda: cluster.job(job)["JobState"] == "PENDING", 60, "it is pending again")
-    cluster.run("scontrol", "update", f"job={job}", "StartTime=now")
+    # Started within the second of its end, an attempt may die at once ("already killed").
+    cluster.run("scontrol", "update", f"job={job}", "StartTime=now+2")
     cluster.wait(lambda: cluster.job(job)["JobState"] == "COMPLETED", 60, "the second attempt")
     assert (cluster.work / f"{job}.log").read_text("utf-8") == "attempt\nattempt\n"
 

@@ -9,6 +9,7 @@ safety to ``deadline``.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -32,6 +33,9 @@ NAMES = (
     "nccl",
 )
 """The probes that ship, in the order in which records list them."""
+
+_OF_RUNNING_JOBS = ("joblog", "checkpoint", "activity", "hang_evidence")
+"""What looks at opted-in jobs alone in a health check."""
 
 
 class Skipped(Exception):
@@ -95,6 +99,20 @@ def idle(name: str, context: HookContext, config: NodeConfig) -> str | None:
     if name == "joblog" and job and job.exit == "0:0" and not job.comment:
         return "the job's script exited 0"
     return None
+
+
+def has_no_job(name: str, context: HookContext, config: NodeConfig) -> bool:
+    """Whether a health check's probe of running jobs has none to look at; asks the local disk.
+
+    Called in the probe's child, before anything that the probe needs is loaded.
+    """
+    if context.hook != "health_check" or name not in _OF_RUNNING_JOBS:
+        return False
+    try:
+        noted = os.listdir(config.spool.jobs_of(context.node))  # noqa: PTH208 - names will do
+    except OSError:
+        return True
+    return not any(name.isdigit() for name in noted)
 
 
 def load(name: str) -> Probe:

@@ -36,7 +36,7 @@ def look(look: Look) -> Seen:
     """
     if look.context.hook != "health_check":
         raise Skipped("looks at running jobs, in health checks")
-    jobs = running_jobs.active(running_jobs.folder(look.config.spool, look.context.node))
+    jobs = running_jobs.active(look.config.spool.jobs_of(look.context.node))
     if not jobs:
         raise Skipped("no job that opted in runs here")
     state, now = _remembered(look.state), time.clock_gettime(time.CLOCK_BOOTTIME)

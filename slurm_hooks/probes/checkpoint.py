@@ -32,7 +32,7 @@ def look(look: Look) -> Seen:
     Raises:
         Skipped: there is no job that opted in.
     """
-    noted = running_jobs.folder(look.config.spool, look.context.node)
+    noted = look.config.spool.jobs_of(look.context.node)
     if look.context.hook == "health_check":
         jobs = running_jobs.running(noted)
         if not jobs:

@@ -64,7 +64,7 @@ def look(look: Look) -> Seen:
     if look.context.hook != "health_check":
         raise Skipped("answers in health checks")
     node, place = look.context.node, look.config.spool
-    jobs = running_jobs.active(running_jobs.folder(place, node))
+    jobs = running_jobs.active(place.jobs_of(node))
     if not jobs:
         raise Skipped("no job that opted in runs here")
     asked = [one for one in requests(place, node, time.time()) if one.job in jobs]

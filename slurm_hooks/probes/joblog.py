@@ -62,7 +62,7 @@ def look(given: Look) -> Seen:
         Skipped: no job, one that ended well, or not the host that has its output.
     """
     if given.context.hook == "health_check":
-        jobs = running_jobs.running(running_jobs.folder(given.config.spool, given.context.node))
+        jobs = running_jobs.running(given.config.spool.jobs_of(given.context.node))
         if not jobs:
             raise Skipped("no job that opted in runs here")
         from slurm_hooks.probes import joblog_watching
