@@ -166,6 +166,9 @@ def test_the_operators_guide_works_as_it_is_typed(
         if one["subject"].startswith("node")
     ]
     assert needed == f"node {variables['NODE']}"
+    # No health check has ever run on the others.
+    never = [name for name in cluster.node_names if name != variables["NODE"]]
+    assert set(never) <= set(document(cluster, "status")["nodes"]["silent"])
 
 
 def test_what_a_person_ran_again_counts_as_time_that_acting_would_have_saved(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recovery import asked
+from recovery import asked, fleet
 from recovery.asked import Asked
 from recovery.offenders import SCORES
 from recovery.report.text import SILENT_SECONDS
@@ -45,15 +45,15 @@ def document(store: Store, wanted: Wanted, now: str, limit: int | None = None) -
     beats = store.heartbeats(wanted.names or None)
     history = _history(store, wanted, now)
     scores = json.loads(store.meta(SCORES) or "{}")
-    taken_out = _taken_out(store)
+    taken_out, slurm = _taken_out(store), fleet.known(store)
     if wanted.decisions.given():
         names = history.keys() & set(wanted.names) if wanted.names else history.keys()
     else:
-        names = set(wanted.names) or beats.keys() | history.keys()
+        names = set(wanted.names) or beats.keys() | history.keys() | slurm.names
     items: list[dict[str, Any]] = []
     for node in names:
         beat = beats.get(node)
-        if beat is None and node not in history:
+        if beat is None and node not in history and node not in slurm.names:
             continue
         quiet = seconds_of(now) - seconds_of(beat["received"]) if beat else None
         is_silent = quiet is None or quiet > SILENT_SECONDS
@@ -69,6 +69,7 @@ def document(store: Store, wanted: Wanted, now: str, limit: int | None = None) -
             "last_decision": last,
             "score": _score(scores, node),
             "drained": taken_out.get(node),
+            "out_of_service": slurm.out.get(node),
         })  # fmt: skip
     items.sort(key=_gravest_first)
     shown = items[:limit]
@@ -87,6 +88,8 @@ def text(document: Mapping[str, Any], now: str, named: bool) -> str:
         parts = [_heard(one)]
         if one["decisions"]:
             parts.append(f"named by {_many(one['decisions'])}")
+        if not named and one["out_of_service"]:
+            parts.append(one["out_of_service"].partition(":")[0])
         if not named and one["score"] and one["score"]["evidence"] > 0:
             parts.append(f"{one['score']['times_chance']:g} times chance")
         lines += wrapped(f"{one['node']:<16} {state:<8} ", ", ".join(parts))
@@ -106,12 +109,12 @@ def facts(item: Mapping[str, Any], now: str) -> list[str]:
         found = [f"SILENT: {_heard(item)}{last}"]
     else:
         found = [f"its health check says {item['verdict']}, {_heard(item)}"]
+    if item["out_of_service"]:
+        found.append(f"Slurm, at the last look: {item['out_of_service']}")
     drained = item["drained"]
     if drained:
         since = age(seconds_of(now) - seconds_of(drained["time"]))
-        found.append(
-            f"drained by {drained['decision']} {since} ago; sinfo -R says whether it still is"
-        )
+        found.append(f"drained by {drained['decision']} {since} ago, returned by no decision since")
     score = item["score"]
     if score is None:
         found.append("its score is not known: no pass has made one yet")

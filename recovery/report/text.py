@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from recovery import concerns, guard, pausing
+from recovery import concerns, fleet, guard, pausing
 from recovery.controls import Pause
 from recovery.decision import Decision
 from recovery.grants import scope_text, standings
@@ -18,7 +18,7 @@ from recovery.store import Store
 from slurm_hooks.config import Config
 from slurm_hooks.record import seconds_of
 
-_SILENT_NAMED = 12
+_SILENT_NAMED = 100
 
 _NEEDED_SHOWN = 12
 """Most things to do that are told one by one: what follows would push the rest off the screen."""
@@ -44,12 +44,13 @@ def line(decision: Decision) -> str:
 
 def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
     """Return ``status/v1``; a node whose heartbeat is old is silent, whatever it last said."""
-    beats = store.heartbeats()
+    beats, slurm = store.heartbeats(), fleet.known(store)
     silent = [
         node
         for node, beat in beats.items()
         if seconds_of(now) - seconds_of(beat["received"]) > SILENT_SECONDS
     ]
+    silent = sorted({*silent, *(slurm.names - beats.keys())})
     opened = store.open_decisions()
     needed = [
         {
@@ -79,7 +80,11 @@ def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
         "last_snapshot": store.meta("last_snapshot"),
         "problems": [text for text in (store.meta("problems") or "").split("\n") if text],
         "jobs": under_recovery.jobs(opened, now),
-        "nodes": {"heard": len(beats) - len(silent), "silent": silent},
+        "nodes": {
+            "heard": len(beats.keys() - set(silent)),
+            "silent": silent,
+            "out_of_service": dict(slurm.out),
+        },
         "open": [
             {"id": d.id, "incident": d.incident, "state": d.standing, "why": d.cause.summary}
             for d in opened
@@ -107,10 +112,9 @@ def status(document: Mapping[str, Any]) -> str:
     lines += wrapped("last pass   ", _last_pass(last, document["time"]))
     nodes = document["nodes"]
     silent = nodes["silent"]
-    named = ", ".join(silent[:_SILENT_NAMED])
-    more = f" and {len(silent) - _SILENT_NAMED} more" if len(silent) > _SILENT_NAMED else ""
-    said = f"{nodes['heard']} heard of, silent: {named or 'none'}{more}"
-    lines += wrapped("nodes       ", said)
+    said = f"{nodes['heard']} heard of, {len(nodes['out_of_service'])} out of service"
+    told = f"; SILENT {len(silent)}: {_some(silent)}" if silent else "; silent: none"
+    lines += wrapped("nodes       ", said + told)
     for one in document["grants"]:
         lines += wrapped("grant       ", _grant_line(one))
     lines += under_recovery.text(document["jobs"])
@@ -138,6 +142,11 @@ def _needed(concerns: Sequence[Mapping[str, Any]]) -> list[str]:
         longest = max(one["age_seconds"] for one in group)
         said.append(f"{subject}, for {age(longest)}: {what}")
     return said
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SILENT_NAMED} more" if len(names) > _SILENT_NAMED else ""
+    return compress(names[:_SILENT_NAMED]) + more
 
 
 def _last_pass(last: str | None, now: str) -> str:
