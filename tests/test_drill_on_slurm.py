@@ -114,10 +114,10 @@ def test_a_resumed_training_ends_with_the_weights_of_one_that_nothing_interrupte
 ) -> None:
     training = Training(cluster)
     # GPUs are shown by a task prolog, which this cluster is without.
-    steps = ("--steps=80", "--save-every=5", "--no-gpu-check")
+    steps = ("--steps=70", "--save-every=5", "--no-gpu-check")
     healthy = training.submit("healthy", *steps, "--step-seconds=0.01")
     cluster.wait(lambda: healthy.weights, WAIT_SECONDS, "the reference is there")
-    drilled = training.submit("drilled", *steps, "--step-seconds=0.25")
+    drilled = training.submit("drilled", *steps, "--step-seconds=0.2")
     comment = f"recovery=requeue,noncritical=yes,progress={drilled.folder}/progress"
     cluster.run("scontrol", "update", f"job={drilled.job_id}", f"comment={comment}")
     cluster.wait(lambda: drilled.step, WAIT_SECONDS, "it trains")
@@ -131,7 +131,7 @@ def test_a_resumed_training_ends_with_the_weights_of_one_that_nothing_interrupte
 
 
 def test_files_that_differ_or_that_the_owner_may_not_read_are_told(cluster: Cluster) -> None:
-    job, _ = submit(cluster, 60)
+    job, _ = submit(cluster, 10_000)
     secret = cluster.folder / "secret"
     secret.write_text("60\n")
     secret.chmod(0o600)
@@ -148,6 +148,7 @@ def test_files_that_differ_or_that_the_owner_may_not_read_are_told(cluster: Clus
         assert not cluster.mutations() - before, "it is not interrupted"
     other = cluster.folder / "other"
     other.write_text("61\n")
+    job, _ = submit(cluster, 80)
     told = drill(cluster, job, "--kind=requeue", f"--reference={other}", "--output=step", status=1)
     last = told["steps"][-1]
     assert (last["name"], last["kept"]) == ("weights", False)

@@ -287,6 +287,16 @@ def test_a_number_that_slurm_has_given_again_is_another_job(controller: Controll
     assert told["facts"] == ["an earlier job had this number: recovery explain 01KOLD"]
 
 
+def test_a_task_of_an_array_is_found_by_the_name_that_squeue_shows(
+    controller: Controller,
+) -> None:
+    held = Action("hold", "6_2", "verified", utc(), "hold", "SPECIAL_EXIT")
+    controller.decided("d1", job_id=8, job_target="6_2", actions=(held,))
+    assert "job 8 of ann" in controller.run("explain", "6_2")[0]
+    assert controller.run("explain", "6_3", status=1)[1].count("\n") == 1
+    assert controller.run("explain", "9" * 40, status=1)[1].count("\n") == 1
+
+
 def test_what_a_user_wrote_moves_no_cursor_and_fills_no_screen(controller: Controller) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07" + "A" * 100_000
     controller.decided(

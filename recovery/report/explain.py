@@ -7,6 +7,7 @@ Owns what is read for a story and how much of it; what the events say is ``story
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,9 @@ from recovery.store import Store
 from slurm_hooks.record import seconds_of, utc
 
 SCHEMA = "story/v1"
+
+_DIGITS = 19
+"""More than SQLite's integers have; no cluster counts so far."""
 
 _DECISIONS_LIMIT = 50
 _LOOKS_LIMIT = 2000
@@ -36,11 +40,23 @@ def document(store: Store, name: str, now: str) -> dict[str, Any] | None:
     decision = store.decision(name)
     if decision is not None:
         return _of_decision(store, decision, now)
-    if name.isdecimal() and len(name) < 19:
-        found = store.decisions(job=int(name), limit=_DECISIONS_LIMIT)[::-1]
-        if found:
-            return _of_job(store, found, now)
+    job = _job_id(store, name)
+    found = store.decisions(job=job, limit=_DECISIONS_LIMIT)[::-1] if job is not None else []
+    if found:
+        return _of_job(store, found, now)
     return _of_node(store, name, now)
+
+
+def _job_id(store: Store, name: str) -> int | None:
+    """The job that a number stands for, or a task of an array as squeue shows it (``6_2``)."""
+    if name.isdecimal() and len(name) < _DIGITS:
+        return int(name)
+    if not re.fullmatch(r"\d+_\d+", name, re.ASCII):
+        return None
+    rows = store.file.rows(
+        "SELECT job_id FROM commands WHERE target = ? ORDER BY time DESC LIMIT 1", (name,)
+    )
+    return int(rows[0][0]) if rows and rows[0][0] is not None else None
 
 
 def _of_decision(store: Store, decision: Decision, now: str) -> dict[str, Any]:
