@@ -87,6 +87,8 @@ def perform(
 ) -> Iterator[Step]:
     """Interrupt the job, and yield each step once it is known; the first not kept is the last.
 
+    Only the output is judged in every way that was asked for.
+
     ``catch_up`` brings ``store`` level with the journal.
 
     Raises:

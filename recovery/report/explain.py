@@ -25,7 +25,6 @@ _DIGITS = 19
 """More than SQLite's integers have; no cluster counts so far."""
 
 _DECISIONS_LIMIT = 50
-_LOOKS_LIMIT = 2000
 _LATE_SECONDS = 86_400.0
 _BEFORE_SECONDS = 7 * 86_400.0
 _DAY_SECONDS = 86_400.0
@@ -160,7 +159,7 @@ def _looks(store: Store, decisions: Sequence[Decision]) -> dict[str, Look]:
             since = began if decision.started_time else utc(seconds_of(began) - _BEFORE_SECONDS)
             until = utc(seconds_of(decision.time) + _LATE_SECONDS)
             query = "job_id = ? AND restart = ? AND time >= ? AND time < ? ORDER BY time LIMIT ?"
-            arguments = (attempt.job_id, attempt.restart, since, until, _LOOKS_LIMIT)
+            arguments = (attempt.job_id, attempt.restart, since, until, story.LOOKS_LIMIT)
             for look, job in _read(store, query, arguments):
                 if job and job.get("uid") in (None, decision.uid):
                     found[look.record] = look
@@ -192,7 +191,7 @@ def _of_node(store: Store, name: str, now: str) -> dict[str, Any] | None:
     listed = nodes.document(store, nodes.Wanted(names=(name,)), now)["nodes"]
     found = store.decisions(node=name, limit=_DECISIONS_LIMIT)[::-1]
     query = "node = ? AND time >= ? AND time < ? ORDER BY time DESC LIMIT ?"
-    looks = [look for look, _ in _read(store, query, (name, since, until, _LOOKS_LIMIT))][::-1]
+    looks = [look for look, _ in _read(store, query, (name, since, until, story.LOOKS_LIMIT))][::-1]
     if not (listed or found or looks):
         return None
     subject = f"node {name}"

@@ -28,6 +28,9 @@ _LINE_CHARACTERS = 240
 NOTEWORTHY = SEVERITIES.index("warning")
 """The mildest severity that is told by itself."""
 
+LOOKS_LIMIT = 5000
+"""Most records of one attempt that are read; where there are more, nobody is called silent."""
+
 _DATED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 
 
@@ -242,7 +245,7 @@ def _silence(decision: Decision, known: Known) -> Iterable[Event]:
     last, number = max(look.time for look in mine), number_of(decision)
     if calm:
         yield Event(last, "seen", f"{compress(calm)} looked and saw no fault", (), number)
-    if silent:
+    if silent and len(mine) < LOOKS_LIMIT:
         yield Event(last, "seen", f"{compress(silent)} has not reported", (), number)
 
 
