@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from recovery import fleet, guard, offenders, returning
+from recovery import guard, inventory, offenders, returning
 from recovery.decision import Cause, Decision, Implicated
 from recovery.incident import Incident
 from recovery.offenders import Suspicion
@@ -72,7 +72,7 @@ class Upkeep:
     def note_nodes(self, nodes: Mapping[str, Node]) -> None:
         """Take in which nodes there are: among many, chance blames one more easily."""
         self._fleet = max(self._fleet, len(nodes))
-        fleet.keep(self._store, nodes)
+        inventory.keep(self._store, nodes)
 
     def suspects(self) -> dict[str, str]:
         """Return the nodes that restarted jobs avoid, each with its history, gravest first.

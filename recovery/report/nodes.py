@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recovery import asked, fleet
+from recovery import asked, inventory
 from recovery.asked import Asked
 from recovery.offenders import SCORES
 from recovery.report.text import SILENT_SECONDS
@@ -45,7 +45,7 @@ def document(store: Store, wanted: Wanted, now: str, limit: int | None = None) -
     beats = store.heartbeats(wanted.names or None)
     history = _history(store, wanted, now)
     scores = json.loads(store.meta(SCORES) or "{}")
-    taken_out, slurm = _taken_out(store), fleet.known(store)
+    taken_out, slurm = _taken_out(store), inventory.known(store)
     if wanted.decisions.given():
         names = history.keys() & set(wanted.names) if wanted.names else history.keys()
     else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from recovery import concerns, fleet, guard, pausing
+from recovery import concerns, guard, inventory, pausing
 from recovery.controls import Pause
 from recovery.decision import Decision
 from recovery.grants import scope_text, standings
@@ -44,7 +44,7 @@ def line(decision: Decision) -> str:
 
 def status_document(config: Config, store: Store, now: str) -> dict[str, Any]:
     """Return ``status/v1``; a node whose heartbeat is old is silent, whatever it last said."""
-    beats, slurm = store.heartbeats(), fleet.known(store)
+    beats, slurm = store.heartbeats(), inventory.known(store)
     silent = [
         node
         for node, beat in beats.items()

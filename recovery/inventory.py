@@ -14,14 +14,14 @@ from recovery.slurm.base import Node
 from recovery.slurm.hostlist import compress, expand
 from recovery.store import Store
 
-_KEY = "fleet"
+_KEY = "inventory"
 _NAMES_LIMIT = 100_000
 
 _OUT = frozenset(("DRAIN", "NOT_RESPONDING", "FAIL", "MAINTENANCE"))
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Inventory:
     """``names`` are all nodes; ``out`` those out of service, each with its state and reason."""
 
     names: frozenset[str] = frozenset()
@@ -40,12 +40,12 @@ def keep(store: Store, nodes: Mapping[str, Node]) -> None:
         store.put_meta(_KEY, text)
 
 
-def known(store: Store) -> Fleet:
+def known(store: Store) -> Inventory:
     """Return what the last full look has shown; nothing before the first one."""
     document = json.loads(store.meta(_KEY) or "{}")
     if not document:
-        return Fleet()
-    return Fleet(frozenset(expand(document["names"], _NAMES_LIMIT)), document["out"])
+        return Inventory()
+    return Inventory(frozenset(expand(document["names"], _NAMES_LIMIT)), document["out"])
 
 
 def _state(node: Node) -> str:
