@@ -234,7 +234,7 @@ class Aggregator:
         offend = self._upkeep.due()
         nodes = self._scheduler.nodes()
         self._checking.look(nodes, self._standings, self._clock())
-        self._upkeep.note_nodes(len(nodes))
+        self._upkeep.note_nodes(nodes)
         self._deciding.fleets.size = len(nodes)
         if "gate" in granted:
             self._count_gate_slots(nodes)

@@ -6,7 +6,7 @@ after it (event ``ack``), the job has finished, or the node was returned to serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,12 @@ def find(file: IndexFile, name: str) -> Concern | None:
     query = "WHERE subject IN (?, ?, ?) OR decision = ? LIMIT 1"
     found = _concerns(file, query, (name, f"job {name}", f"node {name}", name))
     return found[0] if found else None
+
+
+def of(file: IndexFile, subjects: Collection[str]) -> list[Concern]:
+    """Return the concerns of ``subjects`` (``job 12``), looked after or not, oldest first."""
+    marks = ",".join("?" * len(subjects))
+    return _concerns(file, f"WHERE subject IN ({marks}) ORDER BY time", tuple(subjects))
 
 
 def _concerns(file: IndexFile, query: str, arguments: tuple[Any, ...]) -> list[Concern]:

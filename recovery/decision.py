@@ -277,6 +277,15 @@ class Decision:
         )
 
     @property
+    def standing(self) -> str:
+        """Return how it stands, in a word or two: its outcome, else the state that matters most."""
+        if self.outcome:
+            return self.outcome.state
+        states = [action.state for action in self.actions]
+        ranked = ("failed", "planned", "done", "abandoned", "verified", "recorded")
+        return next((state for state in ranked if state in states), "no action")
+
+    @property
     def open(self) -> bool:
         """Something is still to be done or to be seen."""
         if any(action.state not in FINAL_ACTIONS for action in self.actions):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from recovery import digests
 from recovery.decision import Decision
 from recovery.slurm import command
 from recovery.slurm.base import CommandRefused, Job, Scheduler, SchedulerUnavailable
@@ -50,12 +51,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Drill:
-    """What is to be done to a job; ``check`` is a command that judges its output in the end."""
+    """What is to be done to a job, and what judges its output in the end.
+
+    ``check`` is a command. ``reference`` is a file or folder that a run left which nothing had
+    interrupted; ``output`` is where the same is expected of the job, below its working folder
+    unless absolute.
+    """
 
     job_id: int
     kind: Kind
     check: Sequence[str] = ()
     timeout_seconds: float = 600.0
+    reference: Path | None = None
+    output: Path | None = None
 
 
 def refusal(job: Job | None) -> str:
@@ -79,6 +87,8 @@ def perform(
 ) -> Iterator[Step]:
     """Interrupt the job, and yield each step once it is known; the first not kept is the last.
 
+    Only the output is judged in every way that was asked for.
+
     ``catch_up`` brings ``store`` level with the journal.
 
     Raises:
@@ -92,6 +102,7 @@ def perform(
     told = progress_of(job)
     if told is None:
         raise DrillRefused("its progress file cannot be read, or holds no step yet")
+    wanted = _reference(drill, job)
     before, began = told.step, time.monotonic()
     until = began + drill.timeout_seconds
 
@@ -125,12 +136,14 @@ def perform(
         f"its work has not gone beyond step {before}",
     )
     yield resumed
-    if not (resumed.kept and drill.check):
+    if not (resumed.kept and (drill.check or wanted)):
         return
     ended = waited(lambda: _over(job, scheduler), "ended", "it still runs")
     yield ended
-    if ended.kept:
+    if ended.kept and drill.check:
         yield _checked(drill.check, began)
+    if ended.kept and wanted:
+        yield _compared(drill, job, wanted, began)
 
 
 def progress_of(job: Job) -> progress.Progress | None:
@@ -145,6 +158,32 @@ def progress_of(job: Job) -> progress.Progress | None:
     read = as_user.look(job.uid, look, READ_SECONDS)
     written, _, content = read.output.partition(b"\n")
     return progress.in_file(content, float(written)) if read.status == "ok" else None
+
+
+def _reference(drill: Drill, job: Job) -> dict[str, str]:
+    """The digests that the output must have in the end, read before anything is touched."""
+    if drill.reference is None:
+        return {}
+    try:
+        return digests.of(job.uid, drill.reference.absolute(), CHECK_SECONDS)
+    except digests.DigestError as error:
+        raise DrillRefused(f"there is nothing to compare with: {error}") from error
+
+
+def _compared(drill: Drill, job: Job, wanted: dict[str, str], began: float) -> Step:
+    """Whether the job's files are the reference's, bit for bit."""
+    output = Path(job.work_dir) / (drill.output or "")
+    try:
+        found = digests.of(job.uid, output, CHECK_SECONDS, wanted)
+    except digests.DigestError as error:
+        return Step("weights", False, time.monotonic() - began, str(error))
+    if len(wanted) == len(found) == 1:  # two files, which may have different names
+        found = dict(zip(wanted, found.values(), strict=True))
+    why = digests.difference(wanted, found)
+    name, one = next(iter(wanted.items()))
+    same = f"{len(wanted)} files" if len(wanted) > 1 else name
+    detail = why or f"{same} as in the reference, sha256 {one[:12]}…"
+    return Step("weights", not why, time.monotonic() - began, detail)
 
 
 def _interrupt(drill: Drill, job: Job, scheduler: Scheduler, until: float) -> None:

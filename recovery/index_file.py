@@ -83,6 +83,10 @@ CREATE TABLE pauses (
     scope TEXT NOT NULL, name TEXT NOT NULL, why TEXT NOT NULL, who TEXT NOT NULL,
     time TEXT NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
+CREATE TABLE timeline (
+    subject TEXT NOT NULL, seq INTEGER NOT NULL, place INTEGER NOT NULL, time TEXT NOT NULL,
+    kind TEXT NOT NULL, what TEXT NOT NULL, PRIMARY KEY (subject, seq, place)
+) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -119,7 +123,9 @@ class IndexFile:
         """Close the file."""
         self._connection.close()
 
-    def rows(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def rows(
+        self, query: str, arguments: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
         with self._guarded():
             return self._connection.execute(query, arguments).fetchall()

@@ -55,6 +55,9 @@ one kind of fault that a node reports itself."""
 FORGET_HALF_LIVES = 6.0
 """After so many a mark weighs under 2 %, and is dropped."""
 
+SCORES = "node_scores"
+"""The small value of the index that keeps what speaks against which node (``upkeep``)."""
+
 UNEXPLAINED = ("unknown", "collective", "rendezvous")
 """Classes whose failures may be any of the attempt's nodes' fault."""
 
@@ -87,7 +90,8 @@ class Suspicion:
     """How strongly a node's history speaks against it.
 
     ``evidence`` is the logarithm of the likelihood ratio. ``own`` says that it has reported faults
-    itself; ``users`` how many users' jobs failed on it.
+    itself; ``users`` how many users' jobs failed on it. ``times`` is how much more speaks against
+    it than chance would have brought.
     """
 
     node: str
@@ -95,6 +99,7 @@ class Suspicion:
     own: bool
     users: int
     history: str
+    times: float
 
 
 def marks_of(decision: Decision) -> tuple[Mark, ...]:
@@ -216,7 +221,8 @@ def _evidence(
 def _suspicion(node: str, evidence: float, marks: list[Mark], expected: float) -> Suspicion:
     own = any(mark.kind != "failed" for mark in marks)
     users = len({mark.uid for mark in marks if mark.kind == "failed"})
-    return Suspicion(node, evidence, own, users, _history(marks, expected))
+    times = sum(1 / mark.size for mark in marks) / expected
+    return Suspicion(node, evidence, own, users, _history(marks, expected), times)
 
 
 def threshold(nodes: int, chance: float) -> float:

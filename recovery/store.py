@@ -20,7 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recovery import concerns, controls, fleet, judged, late
+from recovery import asked, concerns, controls, fleet, judged, late, timeline
+from recovery.asked import Asked
 from recovery.controls import Breaker, Pause
 from recovery.decision import Decision
 from recovery.index_file import IndexFile, StoreDamaged, StoreError
@@ -128,6 +129,8 @@ class Store:
             if decision is None:
                 raise KeyError(f"no decision {event['decision']}")
             self._put_decision(decision.changed(event))
+        if kind in timeline.EVENTS:
+            timeline.put(self._file, event)
 
     def _put_decision(self, decision: Decision) -> None:
         attempt, run = decision.attempt, self._file.change
@@ -312,27 +315,9 @@ class Store:
         """Return at most ``limit`` decisions to which all that is given applies, newest first.
 
         Without ``followers``, those that follow the decision on a fleet event are left out.
-        ``node`` finds those that implicate, judge or exclude it; since <= time < until.
         """
-        conditions = {
-            "n.node = ?": node, "d.job_id = ?": job, "d.owner = ?": user,
-            "d.partition = ?": partition, "d.fault_class = ?": fault_class,
-            "t.time >= ?": since, "t.time < ?": until,
-        }  # fmt: skip
-        given = {text: value for text, value in conditions.items() if value is not None}
-        where = " AND ".join(given) or "1"
-        where += "" if followers else " AND NOT d.follows"
-        # The order of the tables is the order of the lookup: by node first, where one is given.
-        table = "decisions d"
-        if node is not None:
-            table = "decision_nodes n CROSS JOIN decisions d ON d.id = n.decision"
-        time = "n" if node is not None else "d"
-        rows = self._file.rows(
-            f"SELECT d.document FROM {table} WHERE {where.replace('t.time', f'{time}.time')}"
-            f" ORDER BY {time}.time DESC, d.id DESC LIMIT ?",
-            (*given.values(), limit),
-        )
-        return [Decision.from_dict(json.loads(text)) for (text,) in rows]
+        wanted = Asked(node, job, user, partition, fault_class, since, until)
+        return asked.decisions(self._file, wanted, limit, followers)
 
     def commands_since(self, kind: str, time: str) -> list[Command]:
         """Return the actions of a kind ordered from ``time`` on that ran or may have, in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from recovery import guard, offenders, returning
+from recovery import guard, inventory, offenders, returning
 from recovery.decision import Cause, Decision, Implicated
 from recovery.incident import Incident
 from recovery.offenders import Suspicion
@@ -23,6 +23,11 @@ OFFENDER_CLASS = "node.repeat_offender"
 KEEP_SECONDS = 600.0
 """How often the nodes' hours are kept; what a crash or a lost index takes of them is little, and
 without any all nodes are taken to have had as many."""
+
+SCORES_SECONDS = 60.0
+"""How often the nodes' scores are kept, for `recovery nodes`: a command counts no fleet's marks."""
+
+_SCORES_LIMIT = 500
 
 _DAY_SECONDS = 86400.0
 _HOURS = "node_hours"
@@ -39,6 +44,7 @@ class Upkeep:
         self._place = 0
         self._fleet = 1
         self._looked = 0.0
+        self._scored = 0.0
         self._kept = clock()
         kept = json.loads(store.meta(_HOURS) or "{}")
         if kept:
@@ -59,10 +65,14 @@ class Upkeep:
             self._kept = now
             hours = {node: round(one, 3) for node, one in self._tally.hours(now).items()}
             self._store.put_meta(_HOURS, json.dumps({"time": now, "hours": hours}))
+        if not 0 <= now - self._scored < SCORES_SECONDS:
+            self._scored = now
+            self._store.put_meta(offenders.SCORES, json.dumps(self._scores(now)))
 
-    def note_nodes(self, count: int) -> None:
-        """Take in how many nodes there are: among many, chance blames one more easily."""
-        self._fleet = max(self._fleet, count)
+    def note_nodes(self, nodes: Mapping[str, Node]) -> None:
+        """Take in which nodes there are: among many, chance blames one more easily."""
+        self._fleet = max(self._fleet, len(nodes))
+        inventory.keep(self._store, nodes)
 
     def suspects(self) -> dict[str, str]:
         """Return the nodes that restarted jobs avoid, each with its history, gravest first.
@@ -118,6 +128,22 @@ class Upkeep:
             if not returning.obstacle(node, drains, beat, checks):
                 made.append(returning.decision(node, drain, beat, now, mode))
         return made
+
+    def _scores(self, now: float) -> dict[str, object]:
+        """The nodes with anything against them, gravest first, and what it takes to act on it."""
+        return {
+            "time": utc(now),
+            "avoided_above": offenders.threshold(self._fleet, self._limits.exclude_chance),
+            "drained_above": offenders.threshold(self._fleet, self._limits.drain_chance),
+            "nodes": {
+                one.node: {
+                    "evidence": round(one.evidence, 2),
+                    "times_chance": round(one.times, 1),
+                    "history": one.history,
+                }
+                for one in self._suspicions(0.0)[:_SCORES_LIMIT]
+            },
+        }
 
     def _suspicions(self, above: float) -> list[Suspicion]:
         now = self._clock()

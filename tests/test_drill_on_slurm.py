@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
+from recovery.demo.training import Training
 from tests.failing_job import ACT, NOBODY, SLURM_CONF, WAIT_SECONDS, tidy
 
 pytestmark = pytest.mark.slurm
@@ -29,7 +30,7 @@ done
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    with Cluster(3, 1, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as running:
+    with Cluster(4, 4, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as running:
         yield running
 
 
@@ -59,8 +60,8 @@ def submit(cluster: Cluster, steps: int, extra: str = ",noncritical=yes") -> tup
 
 def drill(cluster: Cluster, job: int, *options: str, status: int = 0) -> dict[str, Any]:
     done = cluster.run(
-        "recovery", "drill", str(job), "--json", "--timeout=60", *options,
-        check=False, timeout_seconds=200,
+        "recovery", "drill", str(job), "--json", "--timeout=120", *options,
+        check=False, timeout_seconds=300,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
     made: dict[str, Any] = json.loads(done.stdout)
@@ -93,8 +94,33 @@ def test_a_job_that_does_not_resume_and_output_that_is_not_usable_are_told(
     told = drill(cluster, job, "--kind=requeue", "--timeout=12", status=1)
     assert [(one["name"], one["kept"]) for one in told["steps"]][-1] == ("resumed", False)
     job, folder = submit(cluster, 60)
-    told = drill(cluster, job, "--kind=requeue", f"--check=grep -qx 7 {folder}/step", status=1)
-    assert [(one["name"], one["kept"]) for one in told["steps"]][-1] == ("output", False)
+    reference = cluster.folder / "reference"
+    reference.write_text("61\n")
+    told = drill(
+        cluster, job, "--kind=requeue", f"--check=grep -qx 7 {folder}/step",
+        f"--reference={reference}", "--output=step", status=1,
+    )  # fmt: skip
+    steps = [(one["name"], one["kept"]) for one in told["steps"]]
+    assert steps[-2:] == [("output", False), ("weights", False)]
+    assert told["steps"][-1]["detail"].startswith("reference differs, sha256 ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="whoever is not root reads its own files alone")
+def test_a_reference_that_the_owner_may_not_read_is_read_by_nobody(cluster: Cluster) -> None:
+    job, _ = submit(cluster, 10_000)
+    secret = cluster.folder / "secret"
+    secret.write_text("60\n")
+    secret.chmod(0o600)
+    before = cluster.mutations()
+    alone = cluster.run("recovery", "drill", str(job), f"--reference={secret}", check=False)
+    assert alone.returncode == 2
+    assert "--reference and --output belong together" in alone.stderr
+    both = (f"--reference={secret}", "--output=step")
+    done = cluster.run("recovery", "drill", str(job), *both, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "nothing to compare with" in done.stderr
+    assert "Permission denied" in done.stderr
+    assert not cluster.mutations() - before, "it is not interrupted"
 
 
 def test_a_job_whose_owner_did_not_allow_it_is_not_touched(cluster: Cluster) -> None:
@@ -106,3 +132,24 @@ def test_a_job_whose_owner_did_not_allow_it_is_not_touched(cluster: Cluster) -> 
     assert done.stderr.count("\n") == 1
     assert not cluster.mutations() - before
     assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+def test_a_resumed_training_ends_with_the_weights_of_one_that_nothing_interrupted(
+    cluster: Cluster,
+) -> None:
+    training = Training(cluster)
+    # GPUs are shown by a task prolog, which this cluster is without.
+    steps = ("--steps=70", "--save-every=5", "--no-gpu-check")
+    healthy = training.submit("healthy", *steps, "--step-seconds=0.01")
+    cluster.wait(lambda: healthy.weights, WAIT_SECONDS, "the reference is there")
+    drilled = training.submit("drilled", *steps, "--step-seconds=0.2")
+    comment = f"recovery=requeue,noncritical=yes,progress={drilled.folder}/progress"
+    cluster.run("scontrol", "update", f"job={drilled.job_id}", f"comment={comment}")
+    cluster.wait(lambda: drilled.step, WAIT_SECONDS, "it trains")
+    reference = healthy.folder / "final.json"
+    compared = (f"--reference={reference}", f"--output={drilled.folder}")
+    told = drill(cluster, drilled.job_id, *compared)
+    names = [step["name"] for step in told["steps"]]
+    assert names == ["interrupted", "noticed", "restarted", "resumed", "ended", "weights"]
+    assert told["steps"][-1]["detail"].startswith("final.json as in the reference, sha256 ")
+    assert drilled.attempts == 2

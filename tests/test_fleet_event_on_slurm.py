@@ -110,7 +110,7 @@ def test_storage_that_goes_away_is_one_decision_with_members_no_drain_and_one_no
     assert len(about_it) == 1
     assert not [n for n in notices(cluster) if n["decision"] in {one["id"] for one in followers}]
     assert f"recovery explain {made['id']} names the jobs to release" in about_it[0]["what"]
-    assert f"Members: {len(hit)} jobs" in told
+    assert f"members: {len(hit)} jobs" in told
     assert "NEEDS YOU   fleet event storage of" in status
     assert [one["id"] for one in listed if one["cause"]["fault_class"] == "storage"] == [made["id"]]
     comment = hit[0].shown()["AdminComment"]

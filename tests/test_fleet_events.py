@@ -233,7 +233,7 @@ def test_one_decision_lists_all_says_why_and_is_told_once(tmp_path: Path) -> Non
     assert need["subject"].startswith("fleet event storage of ")
     assert f"once it is mended, recovery explain {event.id} names" in need["what"]
     told = " ".join(controller.run("explain", event.id)[0].split())
-    assert "Members: 5 jobs, 7 nodes" in told
+    assert "members: 5 jobs, 7 nodes" in told
     assert "job 31: hold, d31" in told
     assert "nodes n[0-4,6,9]" in told
     assert "once it is mended: scontrol release 30,31,32" in told

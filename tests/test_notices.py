@@ -166,3 +166,25 @@ def test_a_circuit_breaker_that_opens_is_told_with_how_to_close_it(
     assert notice["subject"] == "circuit breaker drain"
     assert notice["what"] == f"find out why, then recovery resume --why …: {why}"
     assert "BREAKER     drain: 8 nodes are drained" in controller.run("status")[0]
+
+
+def test_a_grant_that_fell_back_and_an_open_breaker_are_told(
+    controller: Controller, receiver: Receiver
+) -> None:
+    controller.configure(f'[notify]\nwebhook = "{receiver.url}/hook"\n')
+    now, why = utc(), "22 of 20 reviews, agreement ≥ 0.71, needs 0.80"
+    breaker = {"type": "breaker", "kind": "drain", "tripped": True, "why": "8 nodes", "time": now}
+    for event in (
+        {"type": "grant", "key": "k1", "in_force": False, "why": why, "time": now},
+        breaker,
+    ):
+        controller.knows(event)
+    service = controller.start("run")
+    try:
+        wait(lambda: len(receiver.posts) == 2, "both are told")
+    finally:
+        service.terminate()
+        service.communicate(timeout=20)
+    said = {content["subject"]: content["what"] for _, content in receiver.posts}
+    assert said["grant k1"] == f"see recovery grants: one is suspended, {why}"
+    assert said["circuit breaker drain"].startswith("find out why, then recovery resume --why")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -60,6 +61,10 @@ def test_a_node_that_fails_day_after_day_is_avoided_and_at_last_drained_with_its
     assert job.shown()["ExcNodeList"] == "n2"
     assert any("n2 is a repeat offender" in text for text in decision["considered"])
     assert "DRAIN" not in cluster.node("n2")["State"]
+    told = json.loads(cluster.run("recovery", "nodes", "n[1-2]", "--json").stdout)["nodes"]
+    scores = {one["node"]: one["score"] for one in told}
+    assert scores["n2"]["avoided_above"] < scores["n2"]["evidence"] < scores["n2"]["drained_above"]
+    assert scores["n2"]["times_chance"] > 2
 
     cluster.configure(ACT)
     with cluster.aggregator():

@@ -273,6 +273,7 @@ def test_a_trial_counts_each_decision_once_and_ambiguous_is_no_agreement(
     assert everything["decisions"] == 4
     said = controller.run("trial")[0]
     assert "0.67 (0.21-0.94)" in said
+    assert "to decision" in said
     assert max(map(len, said.splitlines())) <= 80
     page = controller.root / "trial.html"
     controller.run("trial", "--html", str(page))

@@ -164,7 +164,7 @@ def _walk(config: Config) -> None:
     """Show what this person has not judged, newest first, and ask for a verdict."""
     from recovery import judged
     from recovery import review as reviews
-    from recovery.report import text
+    from recovery.report import telling
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         opening.fail("--next asks on a terminal; without one: recovery review ID VERDICT", 2)
@@ -176,7 +176,7 @@ def _walk(config: Config) -> None:
         waiting = reviews.unjudged(reviews.in_spool(config.spool.path).values(), uid)
     waiting = waiting[:_NEXT_LIMIT]
     for number, decision in enumerate(waiting, 1):
-        click.echo(f"\n{text.story(decision)}\n")
+        click.echo(f"\n{telling.decision(decision)}\n")
         answer = _ask(f"{number} of {len(waiting)}: [h]elpful [a]mbiguous [d]isruptive", "hadsq")
         if answer == "q":
             break

@@ -29,22 +29,38 @@ def status(as_json: bool) -> None:
     click.echo(json.dumps(document) if as_json else text.status(document))
 
 
-def _filters(command: Callable[..., None]) -> Callable[..., None]:
-    """The filters that every list has."""
-    options = (
-        click.option("--since", callback=opening.moment, help="From then on: 6h, 3d, or a time."),
-        click.option("--until", callback=opening.moment, help="Before then."),
-        click.option("--node", help="Only what names this node."),
-        click.option("--job", type=int, help="Only on this job."),
-        click.option("--user", help="Only on jobs of this user."),
-        click.option("--partition", help="Only on jobs of this partition."),
-        click.option("--class", "fault_class", help="Only of this fault class."),
-        click.option("--limit", default=20, show_default=True, help="At most so many."),
-        opening.JSON,
+_TIMES = (
+    click.option("--since", callback=opening.moment, help="From then on: 6h, 3d, or a time."),
+    click.option("--until", callback=opening.moment, help="Before then."),
+)
+_NODE = (click.option("--node", help="Only what names this node."),)
+_JOBS = (
+    click.option("--job", type=click.IntRange(0, 2**63 - 1), help="Only on this job."),
+    click.option("--user", help="Only on jobs of this user."),
+    click.option("--partition", help="Only in this partition."),
+    click.option("--class", "fault_class", help="Only of this fault class, or below it."),
+)
+
+
+def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Several options of one command, in the order in which its help shows them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _limit(default: int) -> Callable[..., Any]:
+    kind = click.IntRange(1, 100_000)
+    return click.option(
+        "--limit", type=kind, default=default, show_default=True, help="At most so many."
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+
+_filters = _options(*_TIMES, *_NODE, *_JOBS, _limit(20), opening.JSON)
 
 
 def _names_one(wanted: Mapping[str, Any]) -> bool:
@@ -75,63 +91,65 @@ def decisions(as_json: bool, **wanted: Any) -> None:
 @_filters
 def incidents(as_json: bool, **wanted: Any) -> None:
     """Jobs and nodes that something happened to, newest first, each with its attempts."""
-    from recovery.report import lists
+    from recovery.report import incidents as report
 
     limit = wanted.pop("limit")
     with opening.index(opening.configuration()) as store:
         found = store.decisions(**wanted, limit=limit * 10, followers=_names_one(wanted))
-        document = lists.incidents_document(found, limit)
+        document = report.document(found, limit)
     if as_json:
         click.echo(json.dumps(document))
         return
-    click.echo(lists.incidents(document))
+    click.echo(report.text(document))
     sys.exit(0 if document["incidents"] else 1)
 
 
 @click.command()
 @click.argument("names", metavar="NODE", nargs=-1)
 @click.option("--silent", is_flag=True, help="Only nodes that do not report.")
-@opening.JSON
-def nodes(names: tuple[str, ...], silent: bool, as_json: bool) -> None:
-    """How each node reports, how often decisions named it, and what it last found."""
-    from recovery.report import lists
+@_options(*_TIMES, *_JOBS, _limit(40), opening.JSON)
+def nodes(names: tuple[str, ...], silent: bool, limit: int, as_json: bool, **wanted: Any) -> None:
+    """How each node reports, its score, who named it, and what it last found.
 
+    Name nodes, or lists such as n[1-4], for all that is known of them. Every other filter keeps
+    the nodes that such a decision names.
+    """
+    from recovery.asked import Asked
+    from recovery.report import nodes as report
+    from recovery.slurm.hostlist import HostlistError, expand
+
+    try:
+        named = tuple(dict.fromkeys(one for name in names for one in expand(name)))
+    except HostlistError as error:
+        opening.fail(str(error), 2)
+    asked, now = report.Wanted(named, silent, Asked(**wanted)), utc()
     with opening.index(opening.configuration()) as store:
-        document = lists.nodes_document(store, names, utc(), silent=silent)
+        document = report.document(store, asked, now, None if named else limit)
     if as_json:
         click.echo(json.dumps(document))
         return
-    click.echo(lists.nodes(document))
+    click.echo(report.text(document, now, bool(named)))
     sys.exit(0 if document["nodes"] else 1)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="JOB|DECISION|NODE")
 @opening.JSON
 def explain(name: str, as_json: bool) -> None:
-    """The whole story of a decision id, a job number or a node."""
-    from recovery.report import lists
+    """The whole story of a job number, a decision's id or a node, in time order.
+
+    What a person must do comes first.
+    """
+    from recovery.report import explain as report
+    from recovery.report import telling
 
     with opening.index(opening.configuration()) as store:
-        decision = store.decision(name)
-        found = [decision] if decision else []
-        if not found and name.isdigit():
-            found = store.decisions(job=int(name), limit=50)[::-1]
-        if not found:
-            found = store.decisions(node=name, limit=10)[::-1]
-        known = lists.nodes_document(store, [name], utc()) if not found else {"nodes": []}
-    if known["nodes"]:
-        click.echo(json.dumps(known) if as_json else lists.nodes(known))
-        return
-    if not found:
+        document = report.document(store, name, utc())
+    if document is None:
         opening.fail(
             f"no decision, job or node called {name!r} is known; see: recovery decisions", 1
         )
-    if as_json:
-        items = [decision.to_dict() for decision in found]
-        click.echo(json.dumps({"schema": "decisions/v1", "decisions": items}))
-        return
-    click.echo("\n\n".join(text.story(decision) for decision in found))
+    click.echo(json.dumps(document) if as_json else telling.story(document))
 
 
 @click.command()

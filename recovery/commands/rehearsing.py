@@ -27,7 +27,7 @@ from slurm_hooks.config import ConfigError, load
 def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
     """What another policy would have decided on the history in SPOOL."""
     from recovery import replay as replaying
-    from recovery.report.text import wrapped
+    from recovery.report.words import wrapped
 
     config = opening.configuration()
     try:
@@ -69,11 +69,35 @@ def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
     "--check", help="A command that ends with 0 where the finished job's output is usable."
 )
 @click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    help="A file or folder of a run that nothing interrupted, which the job's owner may read.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="What must equal the reference when the job is over; below its working folder.",
+)
+@click.option(
     "--timeout", default=600.0, show_default=True, help="Seconds until a step has failed."
 )
 @opening.JSON
-def drill(job: int, kind: str, check: str | None, timeout: float, as_json: bool) -> None:
-    """Interrupt a noncritical JOB on purpose, and judge its resumption."""
+def drill(
+    job: int,
+    kind: str,
+    check: str | None,
+    reference: Path | None,
+    output: Path | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Interrupt a noncritical JOB on purpose, and judge its resumption.
+
+    Its output is judged by a command (--check), or by the sha256 of its files, which must be those
+    of a run that nothing interrupted (--reference, --output).
+    """
+    if (reference is None) != (output is None):
+        raise click.UsageError("--reference and --output belong together")
     from recovery import drill as drilling
     from recovery.journal import Journal
     from recovery.slurm.base import SchedulerError
@@ -84,7 +108,7 @@ def drill(job: int, kind: str, check: str | None, timeout: float, as_json: bool)
         command = shlex.split(check or "")
     except ValueError as error:
         opening.fail(f"--check cannot be read: {error}", 2)
-    wanted = drilling.Drill(job, kind, command, timeout)  # type: ignore[arg-type]
+    wanted = drilling.Drill(job, kind, command, timeout, reference, output)  # type: ignore[arg-type]
     scheduler = CliScheduler(timeout_seconds=config.controller.command_timeout)
     journal = Journal(config.controller.state / "journal")
     steps: list[drilling.Step] = []

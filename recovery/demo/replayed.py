@@ -21,7 +21,7 @@ from recovery.demo.promises import Ledger
 from recovery.demo.recording import RecordedScheduler, Recording
 from recovery.demo.scenes import GPU, sections
 from recovery.demo.teller import Teller
-from recovery.report import text
+from recovery.report import telling
 from slurm_hooks import spool
 from slurm_hooks.config import Config
 
@@ -52,8 +52,8 @@ def tell(teller: Teller, recorded: Path = RECORDED, limit_seconds: float = LIMIT
             teller.say(f"job {job.id}: no decision within {limit_seconds:g} s")
             continue
         teller.say(f"job {job.id} ({job.name}): {decision.job.verdict}")
-        said = text.story(decision).splitlines()
-        wanted = ("What was seen", "Cause", "Decided", "Actions")
+        said = telling.decision(decision).splitlines()
+        wanted = ("Attempt", "Decided", "What followed")
         teller.quote(f"recovery explain {decision.id}", sections(said, wanted))
     drained = [node.name for node in recording.nodes if node.drained]
     ledger.add(

@@ -143,7 +143,7 @@ def monitored(stage: Stage) -> None:
     run = stage.submit("monitored")
     sick = lose_gpu(stage, run)
     decision = stage.decided(run)
-    stage.explain(decision, ("Cause", "Decided", "Actions"))
+    stage.explain(decision, ("Decided", "What followed"))
     calls = stage.cluster.mutations() - before
     untouched = promises.untouched(calls, stage.job(run).state, stage.drained())
     stage.teller.say(f"slurmctld's log since then: {untouched.observed}")
@@ -230,7 +230,7 @@ def raised(stage: Stage) -> None:
     stage.until(settled, f"job {run.job_id} is held for its owner")
     job = stage.job(run)
     stage.teller.say(f"job {run.job_id} is {job.state}: held until its owner has looked")
-    stage.explain(decision, ("Cause", "Decided"))
+    stage.explain(decision, ("Decided",))
     stage.teller.quote(
         f"scontrol show job {run.job_id}", _wrapped(f"AdminComment={job.admin_comment}")
     )

@@ -8,7 +8,7 @@ from typing import Any
 from recovery import trial
 from recovery.grants import scope_text
 from recovery.guard import Standing
-from recovery.report.text import wrapped
+from recovery.report.words import wrapped
 from recovery.trial import Case
 from slurm_hooks.config import Config, Needs
 
@@ -54,6 +54,19 @@ def text(document: Mapping[str, Any]) -> str:
             f"{row['fault_class'][:23]:<24}{row['action']:<9}{row['decisions']:>5}"
             f"{row['reviewed']:>5}{row['helpful']:>5}{row['ambiguous']:>4}{row['disruptive']:>4}"
             f"{row['bad']:>4}{_interval(row):>19}"
+        )
+    lines += [
+        "made: decisions; seen: reviewed, as helpful, ambiguous or disruptive; bad: ended",
+        "badly without a review; agreement: helpful of all judged, and where it may lie",
+        "",
+        f"{'class':<24}{'action':<9}{'to decision':>13}{'GPU-hours saved':>17}{'cost':>12}",
+    ]
+    for row in document["rows"]:
+        took = _seconds(row["delay"][0]) if row["delay"] else "-"
+        hours = (row["saved_gpu_hours"], row["cost_gpu_hours"])
+        saved, cost = (f"{one:g}" if row["estimated"] else "-" for one in hours)
+        lines.append(
+            f"{row['fault_class'][:23]:<24}{row['action']:<9}{took:>13}{saved:>17}{cost:>12}"
         )
     lines += [""]
     delay = everything["delay"]

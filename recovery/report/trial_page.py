@@ -23,6 +23,12 @@ _VERDICTS = (
     ("", "not reviewed"),
 )
 
+_COLOURS = {
+    "ambiguous": "ambiguous",
+    "disruptive": "disruptive",
+    "ended badly": "disruptive",
+}
+
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1c2127; --soft: #5b6570; --rule: #d9dee3;
   --helpful: #2468b4; --ambiguous: #b57a00; --disruptive: #c2392b; --none: #b9c1c9; }
@@ -31,11 +37,10 @@ _STYLE = """
   --none: #55606b; } }
 @media print { :root { color-scheme: light; --ground: #fff; --ink: #000; --soft: #444;
   --rule: #bbb; --helpful: #2468b4; --ambiguous: #b57a00; --disruptive: #c2392b; --none: #b9c1c9; }
-  section, tr, .row { break-inside: avoid; } .scroll { overflow: visible; }
-  svg * { print-color-adjust: exact; } }
+  svg *, .key { print-color-adjust: exact; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 68rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 4rem; background: var(--ground);
+  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 p { margin: .3rem 0; max-width: 46rem; } .soft { color: var(--soft); font-size: .9rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1rem;
@@ -45,19 +50,31 @@ svg { display: block; width: 100%; overflow: visible; }
 .row { display: grid; grid-template-columns: 17rem 1fr 9.5rem; gap: .2rem 1rem; padding: .2rem 0;
   align-items: center; font-variant-numeric: tabular-nums; }
 .row span:last-child { text-align: right; color: var(--soft); font-size: .9rem; }
+@media screen and (max-width: 40rem) { thead { display: none; }
+  tr { display: grid; grid-template-columns: repeat(3, 1fr); gap: .2rem .6rem; padding: .6rem 0;
+    border-bottom: 1px solid var(--rule); }
+  tr td { display: block; padding: 0; border: 0; text-align: left; white-space: normal; }
+  tr td.left { grid-column: span 2; font-weight: 600; } tr td.left + td.left { grid-column: auto; }
+  td[data-name]::after { content: " " attr(data-name); color: var(--soft); } }
 @media (max-width: 40rem) { .row { grid-template-columns: 1fr auto; padding: .5rem 0; }
   .row svg { grid-row: 2; grid-column: 1 / -1; } }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--rule); text-align: right;
+th, td { padding: .35rem .4rem; border-bottom: 1px solid var(--rule); text-align: right;
   overflow-wrap: normal; white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; white-space: normal; vertical-align: bottom; }
-.left { text-align: left; }
-td.wide { white-space: normal; text-align: left; min-width: 16rem; overflow-wrap: anywhere; }
+.left { text-align: left; } td.left { white-space: normal; }
+.objection { border-bottom: 1px solid var(--rule); padding: .5rem 0; break-inside: avoid; }
+.objection p { max-width: none; margin: 0; } .objection .soft span { margin-right: .9rem; }
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px;
   margin: 0 .35rem 0 0; }
 .legend span { margin-right: 1.1rem; white-space: nowrap; } .ends { display: flex;
   justify-content: space-between; }
+@media print { html { font-size: 12px; } body { max-width: none; padding: 0; }
+  h2 { break-after: avoid; }
+  .figures { grid-template-columns: repeat(5, 1fr); } .row { padding: 0; }
+  tr, .row, .figures, svg { break-inside: avoid; } .scroll { overflow: visible; }
+  th, td { padding: .2rem .3rem; } }
 """
 
 
@@ -120,7 +137,7 @@ def _agreement(document: Mapping[str, Any]) -> str:
             name = "all together"
         said = f"{row['agreement']:.2f} ({low:.2f} to {high:.2f})"
         lines.append(
-            f'<div class="row"><span>{escape(name)}</span>'
+            f'<div class="row"><span>{_broken(name)}</span>'
             f'<svg height="20" role="img" aria-label="{escape(name)}: {said}">'
             '<line x1="0" x2="100%" y1="10" y2="10" stroke="var(--rule)"/>'
             f'<line x1="{bar:.1%}" x2="{bar:.1%}" y1="0" y2="20" stroke="var(--soft)"'
@@ -172,10 +189,9 @@ def _days(cases: Sequence[Case]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    names = ("made", "reviewed", "helpful", "ambiguous", "disruptive", "ended badly")
-    head = "".join(
-        f"<th>{name}</th>" for name in (*names, "failure to decision", "GPU-h saved", "GPU-h cost")
-    )
+    names = ("made", "reviewed", "helpful", "ambiguous", "disruptive", "ended badly",
+             "failure to decision", "GPU-h saved", "GPU-h cost")  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in names)
     keys = ("decisions", "reviewed", "helpful", "ambiguous", "disruptive", "bad")
     body = []
     for row in rows:
@@ -183,8 +199,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         values = [str(row[key]) for key in keys] + [delay]
         hours = (row["saved_gpu_hours"], row["cost_gpu_hours"])
         values += [f"{one:g}" if row["estimated"] else "-" for one in hours]
-        cells = "".join(f"<td>{value}</td>" for value in values)
-        name = f'<td class="left">{escape(row["fault_class"])}</td>'
+        cells = "".join(
+            f'<td data-name="{name}">{value}</td>'
+            for name, value in zip(names, values, strict=True)
+        )
+        name = f'<td class="left">{_broken(row["fault_class"])}</td>'
         body.append(f'<tr>{name}<td class="left">{escape(row["action"])}</td>{cells}</tr>')
     return (
         '<div class="scroll"><table><thead><tr><th class="left">class</th>'
@@ -196,16 +215,19 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _objections(document: Mapping[str, Any]) -> str:
     if not document["objections"]:
         return "<p>Nothing.</p>"
-    body = "".join(
-        f'<tr><td class="left"><code>{escape(one["decision"])}</code></td>'
-        f'<td class="left">{escape(one["class"])}, {escape(one["action"])}</td>'
-        f'<td class="left">{escape(one["verdict"])}, {escape(one["who"])}</td>'
-        f'<td class="wide">{escape(one["why"] or "no reason given")}</td></tr>'
+    return "\n".join(
+        f'<div class="objection"><p class="soft"><span><i class="key" style="background:'
+        f'var(--{_COLOURS.get(one["verdict"], "none")})"></i>{escape(one["verdict"])},'
+        f" {escape(one['who'])}</span> <span>{_broken(one['class'])}, {escape(one['action'])}"
+        f"</span> <code>{escape(one['decision'])}</code></p>"
+        f"<p>{escape(one['why'] or 'no reason given')}</p></div>"
         for one in document["objections"]
     )
-    head = "".join(f'<th class="left">{name}</th>' for name in ("decision", "what", "who", "why"))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+
+
+def _broken(fault_class: str) -> str:
+    """A class whose name may be broken behind its dots."""
+    return escape(fault_class).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _grants(document: Mapping[str, Any]) -> str:

@@ -1,0 +1,30 @@
+"""How anything is said on a terminal of 80 columns: durations, times, wrapped lines."""
+
+from __future__ import annotations
+
+import textwrap
+
+WIDTH = 80
+
+
+def age(seconds: float) -> str:
+    """Return a duration as people say it: ``40 s``, ``12 min``, ``5 h``, ``3 days``."""
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without control characters.
+
+    A user's log line may hold what would move the cursor or retitle the admin's terminal.
+    """
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def wrapped(title: str, text: str) -> list[str]:
+    """Return ``text`` in lines of 80 columns, with ``title`` before the first."""
+    return textwrap.wrap(
+        printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
+    ) or [title.rstrip()]
