@@ -105,6 +105,11 @@ HEADER = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 9,
             f"(Core pid=7) ERROR 09-18 00:55:15 [core.py:718] {line}\n"
             for line in (HEADER + "    main()\nValueError: none left").splitlines()
         ),
+        # Dated as dmesg -T dates its lines.
+        "".join(
+            f"[Thu Aug 16 09:05:19 2018] {line}\n"
+            for line in ("step\n" * 50 + HEADER + "    main()\nKeyError: 3").splitlines()
+        ),
         'trainer/0 Traceback (most recent call last):\ntrainer/0   File "a.py", line 1, in f\n',
     ],
 )
