@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 5
+LAYOUT = 6
 """Version of the tables; an index of another one is built anew."""
 
 LOCK_SECONDS = 10.0

@@ -235,7 +235,7 @@ def test_one_decision_lists_all_says_why_and_is_told_once(tmp_path: Path) -> Non
     told = " ".join(controller.run("explain", event.id)[0].split())
     assert "members: 5 jobs, 7 nodes" in told
     assert "job 31: hold, d31" in told
-    assert "nodes n[0-4,6,9]" in told
+    assert "nodes (n[0-4,6,9])" in told
     assert "once it is mended: scontrol release 30,31,32" in told
     assert "considered: a drain of each node" in told
     assert "limit: within 300 s: 5 nodes and 2 jobs; 5 nodes" in told
