@@ -38,7 +38,7 @@ peer that most partners name; the node that is alone in showing it; the ranks ca
 ANCHORS = (
     *("rror", "xception", "Traceback", "NCCL WARN", "atchdog", "exit", "illed", "ailed"),
     *("signal", "core dumped", "o space left", "quota exc", "not found", "o such file"),
-    *("_FAILED", "ERROR", "NVRM: ", "topping train", "GPU is lost"),
+    *("ERROR", "NVRM: ", "topping train", "GPU is lost"),
 )
 """Strings of which one is in every line that a signature of ours is meant for.
 
