@@ -19,11 +19,12 @@ pytestmark = pytest.mark.slurm
 
 DOCS = Path(__file__).parents[1] / "docs"
 REVIEW = f'\n[review]\nreviewers = ["{os.geteuid()}"]\n'
+AT_ONCE = "\n[fleet]\ngather = 0\n"
 GRANT = '[[grant]]\nactions = ["requeue"]\nneeds = {reviews = 1, agreement = 0.1}\n'
 
 
 def config(mode: str = "monitor") -> str:
-    return MONITOR.split("[[grant]]")[0].replace("monitor", mode, 1) + REVIEW + GRANT
+    return MONITOR.split("[[grant]]")[0].replace("monitor", mode, 1) + REVIEW + AT_ONCE + GRANT
 
 
 @pytest.fixture(scope="module")

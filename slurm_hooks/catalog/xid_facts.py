@@ -51,7 +51,8 @@ def driver_facts(lines: Iterable[KernelLine]) -> list[Fact]:
     opened: str | None = None
     since_opened = 0
     for whole in lines:
-        if not whole.text.startswith(DRIVER_PREFIXES):
+        # dmesg indents the further lines of one message.
+        if not whole.text.lstrip().startswith(DRIVER_PREFIXES):
             continue
         for text in whole.text.splitlines():
             line = replace(whole, text=text)
