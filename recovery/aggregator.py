@@ -235,7 +235,7 @@ class Aggregator:
         nodes = self._scheduler.nodes()
         self._checking.look(nodes, self._standings, self._clock())
         self._upkeep.note_nodes(nodes)
-        self._deciding.fleets.size = len(nodes)
+        self._deciding.note_nodes(nodes)
         if "gate" in granted:
             self._count_gate_slots(nodes)
         if "return" in granted:

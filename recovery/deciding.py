@@ -54,6 +54,7 @@ class Deciding:
         self.standings: tuple[guard.Standing, ...] = ()
         self.fleets = FleetWatch(config, ledger, clock)
         self._sick: dict[str, FaultRecord] = {}
+        self._in_service: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         """Whether a sick node is still to be decided on."""
@@ -64,6 +65,16 @@ class Deciding:
         self.fleets.note(record)
         if any(_opens_incident(finding) for finding in record.findings):
             self._sick[record.node] = record
+
+    def note_nodes(self, nodes: Mapping[str, Node]) -> None:
+        """Take notice of all nodes at a full look: since when each is seen in service."""
+        now = utc(self._clock())
+        self.fleets.size = len(nodes)
+        self._in_service = {
+            name: self._in_service.get(name, now)
+            for name, node in nodes.items()
+            if not node.drained
+        }
 
     def is_of_this_cluster(self, record: FaultRecord) -> bool:
         """Whether a record speaks of this cluster: two of them may share a spool."""
@@ -226,15 +237,20 @@ class Deciding:
 
         A lost GPU shows as several codes, one after the other: one of them told is enough. What
         was told before the node returned to service, by us or by a person, is told again: whoever
-        says that it is mended, its next check has the last word.
+        says that it is mended, its next check has the last word. Slurm does not tell when a person
+        has returned a node, so a record is such a check only where the node was seen in service
+        before it.
         """
         codes = {finding.code for finding in record.findings if _opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
+        back = self._in_service.get(record.node)
+        is_news = back is not None and back < record.time
         for known in self._ledger.store.decisions(node=record.node, since=since):
-            if any(one.kind == "return" and one.state == "verified" for one in known.actions):
-                return False
+            returned = [a for a in known.actions if (a.kind, a.state) == ("return", "verified")]
+            if returned:
+                return record.time < returned[0].time
             if any(i.node == record.node and i.code in codes for i in known.cause.implicated):
-                return node.drained or not _was_out(known, record)
+                return node.drained or not (is_news and _was_out(known, record))
         return False
 
     # -- the decision -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from recovery.demo.cluster import Cluster
 from recovery.journal import Journal
 from recovery.store_opening import open_store
+from slurm_hooks.record import utc
 from tests.failing_job import ACT, SLURM_CONF, actions, decisions, wait_for_a_full_look
 
 pytestmark = [
@@ -112,6 +113,20 @@ def test_what_we_drained_returns_once_mended_and_what_others_keep_out_does_not(
     assert "n1: return: n1 is mended" in " ".join(told.split())
 
 
+def times_of_losses(cluster: Cluster, node: str) -> list[str]:
+    """When a lost GPU of the node was recorded, as the archive has it."""
+    lines = [
+        json.loads(line)["record"]
+        for file in cluster.spool.glob("archive/*/records.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    return [
+        one["time"]
+        for one in lines
+        if one["node"] == node and any(f["code"] == "gpu.lost" for f in one["findings"])
+    ]
+
+
 def test_a_node_that_a_person_returns_is_checked_before_it_is_believed(cluster: Cluster) -> None:
     """Its next health check has the last word: what still stands is drained for again."""
     cluster.configure(f"{CONFIG}[hooks]\nrepeat = 2\n")
@@ -132,6 +147,12 @@ def test_a_node_that_a_person_returns_is_checked_before_it_is_believed(cluster: 
             WAIT_SECONDS,
             "each of them has its decision",
         )
+        told = utc()
+        cluster.wait(
+            lambda: any(time > told for time in times_of_losses(cluster, "n3")),
+            WAIT_SECONDS,
+            "it is told once more, of a node that is out of service",
+        )
         cluster.mend_gpus("n3")
         cluster.run("scontrol", "update", "nodename=n3", "state=resume")
         beat = json.loads((cluster.spool / "heartbeat" / "n3.json").read_text())["time"]
@@ -143,3 +164,6 @@ def test_a_node_that_a_person_returns_is_checked_before_it_is_believed(cluster: 
         cluster.wait(passed, WAIT_SECONDS, "it has passed a check")
         wait_for_a_full_look(cluster)
         assert not is_drained(cluster, "n3"), "mended, and so it stays"
+    with cluster.aggregator():
+        wait_for_a_full_look(cluster)
+        assert not is_drained(cluster, "n3"), "a restart takes no old record for a new one"
