@@ -166,7 +166,9 @@ class Run:
 
     def rank(self, number: int) -> int:
         """The pid of a rank."""
-        wanted = {f"SLURM_JOB_ID={self.id}", f"SLURM_PROCID={number}", "SLURM_STEP_ID=0"}
+        # Another cluster on this machine may have a job of that number.
+        ours = f"SLURM_CONF={self.cluster.layout.slurm_conf}"
+        wanted = {ours, f"SLURM_JOB_ID={self.id}", f"SLURM_PROCID={number}", "SLURM_STEP_ID=0"}
         for process in Path("/proc").iterdir():
             try:
                 told = (process / "environ").read_bytes().decode().split("\0")
