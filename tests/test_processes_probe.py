@@ -133,7 +133,7 @@ class Machine:
         return found
 
     def _enter(self) -> list[str]:
-        return ["/usr/bin/nsenter", "-t", self.inside, "-p", "-m"]
+        return ["/usr/bin/nsenter", "-t", self.inside, "-p", "-m", "-r"]
 
     def close(self) -> None:
         self.init.kill()
