@@ -97,11 +97,11 @@ class Run:
         self.id = self.cluster.submit(
             *(*self.user, f"--chdir={folder}"),
             *("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"),
-            f"--export=ALL,RUN={folder},PROGRAM={program}/train.py,PATH=/usr/bin:/bin",
             f"--output={folder}/train.log",
             f"--comment=recovery=requeue,checkpoint={folder}/ckpt,progress={folder}/progress",
             EXAMPLES / "train.sbatch",
             *("--save-every=10", "--steps=100000", "--step-seconds=0.05"),
+            env={"RUN": f"{folder}", "PROGRAM": f"{program}/train.py", "PATH": "/usr/bin:/bin"},
         )
         return self
 

@@ -73,7 +73,13 @@ def test_it_drains_requeues_and_holds_as_root_does(cluster: Cluster) -> None:
     assert f"[{USER}@" in cluster.node(bad)["Reason"], "Slurm names who drained it"
     assert wrong.shown()["AdminComment"].startswith("recovery: ")
     # What root's hooks wrote has been taken in and archived by an account that is not root.
-    assert not list((cluster.spool / "incoming").glob("*.json"))
+    cluster.wait(sick.finished, WAIT_SECONDS, "it finishes elsewhere")
+
+    def taken_in() -> bool:
+        one_pass(cluster)
+        return not list((cluster.spool / "incoming").glob("*.json"))
+
+    cluster.wait(taken_in, WAIT_SECONDS, "the last epilog's record is taken in as well")
     assert {path.owner() for path in (cluster.spool / "archive").rglob("*.jsonl")} == {USER}
 
 
