@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from recovery import actions, guard, pausing
+from recovery import actions, guard, pausing, slurm_texts
 from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
 from recovery.ledger import Ledger
 from recovery.outcome import outcomes
@@ -218,7 +218,7 @@ class Acting:
     def _drained_together(self, decision: Decision, names: list[str]) -> bool:
         """Run the one command; where Slurm refuses it for one of them, each has its own."""
         try:
-            self._scheduler.drain(names, actions.reason_text(decision, names[0]))
+            self._scheduler.drain(names, slurm_texts.drain_reason(decision, names[0]))
         except CommandRefused as refused:
             log.warning("%s: %s; each is drained by itself", ",".join(names), refused)
             return False
@@ -226,12 +226,12 @@ class Acting:
 
     def _drain_group(self, decision: Decision, first: Action) -> list[Action]:
         """The open drains of a decision that stand like ``first`` and have its reason."""
-        reason = actions.reason_text(decision, first.target)
+        reason = slurm_texts.drain_reason(decision, first.target)
         return [
             one
             for one in decision.actions
             if (one.kind, one.state, one.step) == (first.kind, first.state, first.step)
-            and actions.reason_text(decision, one.target) == reason
+            and slurm_texts.drain_reason(decision, one.target) == reason
         ]
 
     def _drain_under_way(self) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from recovery import slurm_texts
 from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
 from recovery.guard import ALREADY, OUR_REASON, TAKEN, is_ours
 from recovery.incident import FAILED_STATES
@@ -120,18 +121,6 @@ def _standing(job: Job) -> tuple[object, ...]:
     return job.state, job.flags, job.restarts, job.held
 
 
-def reason_text(decision: Decision, node: str) -> str:
-    """Return the drain reason: whose it is, which decision, and what a person wants to know."""
-    why = next(answer.reason for answer in decision.nodes if answer.node == node)
-    return f"{OUR_REASON} {decision.id}: {why}"
-
-
-def comment_text(decision: Decision) -> str:
-    """Return the AdminComment of a held job: the why, and how to go on."""
-    release = f"Mend it, then: scontrol release {decision.job_target}"
-    return f"{OUR_REASON} {decision.id}: {decision.job.reason}. {release}"
-
-
 # -- drain ----------------------------------------------------------------------------------
 
 
@@ -154,7 +143,7 @@ def _drain(
         return replace(action, state="abandoned", detail=detail)
     if action.step != "drain":
         return replace(action, step="drain")
-    scheduler.drain([action.target], reason_text(decision, action.target))
+    scheduler.drain([action.target], slurm_texts.drain_reason(decision, action.target))
     return replace(action, state="done")
 
 
@@ -385,7 +374,7 @@ def _hold(
         return action
     if action.step != "comment":
         return replace(action, step="comment")
-    scheduler.explain_hold(action.target, comment_text(decision))
+    scheduler.explain_hold(action.target, slurm_texts.hold_comment(decision))
     return replace(action, state="done")
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recovery.decision import Cause, Decision, Implicated, JobAnswer, NodeAnswer
@@ -83,18 +84,9 @@ def has_passed(node: Node, heartbeat: Mapping[str, Any] | None) -> bool:
 def asked(node: Node, now: float, mode: str) -> Decision:
     """Return the decision that a node returns which passed the check a person had asked for."""
     summary = f"{node.name} was drained to be checked, and has passed"
-    digest = hashlib.sha256(f"return/{node.name}/{node.reason}".encode()).digest()
-    return Decision(
-        id=new_id(now, digest[:10]),
-        time=utc(now),
-        incident=f"node/{node.name}",
-        attempt=None,
-        cause=Cause("node.mended", "established", summary, fingerprint="node.mended"),
-        job=JobAnswer("leave", "no job is concerned"),
-        nodes=(NodeAnswer(node.name, "return", summary, stands=node.reason),),
+    return replace(
+        _returns(node, node.reason, summary, now, mode),
         rule=RULE_ASKED,
-        mode=mode,
-        partition=",".join(node.partitions),
         considered=("to keep it for the person who drained it: they asked for the check alone",),
         would_change=(f"another reason than {node.reason!r} keeps it out",),
     )
@@ -138,18 +130,8 @@ def decision(
     resolutions = sorted({item.resolution for item in _accused(drain, node.name)} - {""})
     mended = f"{', '.join(resolutions) or 'what it asked for'} has been seen"
     summary = f"{node.name} is mended: {mended}, {passed} clean health checks have followed"
-    digest = hashlib.sha256(f"return/{node.name}/{drain.id}".encode()).digest()
-    return Decision(
-        id=new_id(now, digest[:10]),
-        time=utc(now),
-        incident=f"node/{node.name}",
-        attempt=None,
-        cause=Cause("node.mended", "established", summary, fingerprint="node.mended"),
-        job=JobAnswer("leave", "no job is concerned"),
-        nodes=(NodeAnswer(node.name, "return", summary, stands=node.reason),),
-        rule=RULE,
-        mode=mode,
-        partition=",".join(node.partitions),
+    return replace(
+        _returns(node, drain.id, summary, now, mode),
         limits=(f"clean health checks since {heartbeat['passed_since']}: {passed}",),
         considered=(f"{drain.id} had drained it: {drain.cause.summary}",),
         would_change=(
@@ -184,3 +166,20 @@ def _looked(source: str, heartbeat: Mapping[str, Any]) -> bool:
     """Whether the probe that had seen the fault has looked again, and was not skipped."""
     probes = heartbeat.get("probes", ())
     return any(probe["name"] == source and probe["status"] == "ok" for probe in probes)
+
+
+def _returns(node: Node, after: str, summary: str, now: float, mode: str) -> Decision:
+    """What every decision to return a node says; made again ``after`` the same, it has its id."""
+    digest = hashlib.sha256(f"return/{node.name}/{after}".encode()).digest()
+    return Decision(
+        id=new_id(now, digest[:10]),
+        time=utc(now),
+        incident=f"node/{node.name}",
+        attempt=None,
+        cause=Cause("node.mended", "established", summary, fingerprint="node.mended"),
+        job=JobAnswer("leave", "no job is concerned"),
+        nodes=(NodeAnswer(node.name, "return", summary, stands=node.reason),),
+        rule=RULE,
+        mode=mode,
+        partition=",".join(node.partitions),
+    )

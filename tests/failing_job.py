@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
 from slurm_hooks.record import utc
 
@@ -147,6 +148,17 @@ def submit(
         started = folder / "started-0"
         cluster.wait(started.exists, WAIT_SECONDS, f"job {job.id} starts")
     return job
+
+
+def pass_until_finished(cluster: Cluster, job: FailingJob, aggregator: Aggregator) -> None:
+    """Let an aggregator of this process work until the job's second attempt has ended well."""
+
+    def over() -> bool:
+        aggregator.pass_once()
+        return job.finished()
+
+    cluster.wait(over, WAIT_SECONDS, "its second attempt ends well")
+    aggregator.close()
 
 
 def wait_for_a_full_look(cluster: Cluster) -> None:

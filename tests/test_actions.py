@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from recovery import actions
+from recovery import actions, slurm_texts
 from recovery.actions import GIVE_UP_SECONDS, RESTART_GAP_SECONDS, View
 from recovery.budgets import History
 from recovery.decision import Action, Attempt, Decision
@@ -105,7 +105,7 @@ def test_a_drain_is_intended_sent_once_and_then_seen(cluster: Cluster) -> None:
     assert third.state == "verified"
     assert cluster.mutations() - start == {"REQUEST_UPDATE_NODE": 1}
     reason = cluster.node(drain.action.target)["Reason"]
-    assert reason.startswith(actions.reason_text(drain.decision, drain.action.target))
+    assert reason.startswith(slurm_texts.drain_reason(drain.decision, drain.action.target))
 
 
 @pytest.mark.slurm
@@ -135,7 +135,7 @@ def test_a_hold_is_intended_sent_once_explained_once_and_then_seen(cluster: Clus
     assert hold.until(state="verified").step == "comment"
     assert cluster.mutations() - start == {"REQUEST_JOB_REQUEUE": 1, "REQUEST_UPDATE_JOB": 1}
     assert hold.job.state == "SPECIAL_EXIT"
-    assert hold.job.shown()["AdminComment"] == actions.comment_text(hold.decision)
+    assert hold.job.shown()["AdminComment"] == slurm_texts.hold_comment(hold.decision)
 
 
 # -- a person was there meanwhile
@@ -300,7 +300,7 @@ def test_a_next_attempt_that_has_begun_is_a_restart_however_it_ends(state: str) 
 
 def test_a_held_job_is_told_why_and_how_to_go_on() -> None:
     held = decided(failed(n1=[CRASH]))
-    text = actions.comment_text(held)
+    text = slurm_texts.hold_comment(held)
     assert text.startswith(f"recovery: {held.id}: ")
     assert "bad batch size" in text
     assert text.endswith("Mend it, then: scontrol release 12")

@@ -15,7 +15,7 @@ from recovery.demo.cluster import Cluster
 from recovery.slurm.base import Node
 from recovery.slurm.cli import CliScheduler
 from slurm_hooks.config import load
-from tests.failing_job import ACT, SLURM_CONF, WAIT_SECONDS, actions, submit, tidy
+from tests.failing_job import ACT, SLURM_CONF, actions, pass_until_finished, submit, tidy
 
 pytestmark = pytest.mark.slurm
 
@@ -71,12 +71,7 @@ def test_a_person_who_drains_the_node_right_before_our_look_keeps_their_reason(
     ann.node, ann.wanted = job.node, wanted
     bad = job.lose_gpu()
 
-    def over() -> bool:
-        aggregator.pass_once()
-        return job.finished()
-
-    cluster.wait(over, WAIT_SECONDS, "its second attempt ends well")
-    aggregator.close()
+    pass_until_finished(cluster, job, aggregator)
     decision = job.decision()
     assert ann.looks >= wanted, "she came"
     assert cluster.node(bad)["Reason"].startswith(THEIRS)

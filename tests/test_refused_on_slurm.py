@@ -14,7 +14,15 @@ from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
 from recovery.slurm.cli import CliScheduler
 from slurm_hooks.config import load
-from tests.failing_job import ACT, SLURM_CONF, WAIT_SECONDS, FailingJob, actions, submit
+from tests.failing_job import (
+    ACT,
+    SLURM_CONF,
+    WAIT_SECONDS,
+    FailingJob,
+    actions,
+    pass_until_finished,
+    submit,
+)
 
 pytestmark = pytest.mark.slurm
 
@@ -46,12 +54,7 @@ def test_a_job_that_starts_before_the_command_for_it_is_restarted_not_failed() -
         aggregator = Aggregator(load(cluster.config_path), late)
         bad = job.lose_gpu()
 
-        def over() -> bool:
-            aggregator.pass_once()
-            return job.finished()
-
-        cluster.wait(over, WAIT_SECONDS, "its second attempt ends well")
-        aggregator.close()
+        pass_until_finished(cluster, job, aggregator)
         decision = job.decision()
         assert actions(decision) == {f"drain {bad}": "verified", f"requeue {job.id}": "verified"}
         assert late.calls == 1, "the refused command is not sent again"
