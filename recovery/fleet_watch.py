@@ -45,6 +45,7 @@ class FleetWatch:
         self._events: dict[str, _Event] = {}
         self._new: set[str] = set()
         self._followed: set[str] = set()
+        self._begun: dict[str, None] = {}
         self.size = 1
         self._remember()
 
@@ -119,6 +120,14 @@ class FleetWatch:
         self._forget()
         return made
 
+    def begun(self) -> tuple[str, ...]:
+        """Return the events whose first hits may have been decided on before they were events."""
+        return tuple(self._begun)
+
+    def taken_in(self, decision_id: str) -> None:
+        """Take notice that an event's first hits follow it now."""
+        self._begun.pop(decision_id, None)
+
     def _add(self, key: str, hit: Hit) -> None:
         before = self._hits.setdefault(key, {}).get(hit.subject)
         if before is None or before.time <= hit.time:
@@ -145,6 +154,7 @@ class FleetWatch:
         self._ledger.decided(made)
         event = _Event(made.id, {one.subject for one in hits}, max(one.time for one in hits))
         self._events[key] = event
+        self._begun[made.id] = None
         return event
 
     def _forget(self) -> None:
@@ -165,6 +175,7 @@ class FleetWatch:
                 last = max(seconds_of(one.time) for one in known.members)
                 subjects = {one.subject for one in known.members}
                 self._events[known.cause.fingerprint] = _Event(known.id, subjects, last)
+                self._begun[known.id] = None
             elif known.attempt is not None and not known.gated:
                 key = fleet.of_cause(known.cause)
                 subject, time = f"job {known.attempt.job_id}", seconds_of(known.time)

@@ -20,7 +20,9 @@ NODE = "REQUEST_UPDATE_NODE"
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
-    with Cluster(2, 8, config=ACT, health_check_seconds=2) as running:
+    # slurmd runs that program and lives on: who stops and starts it is the test.
+    reboots = "RebootProgram=/bin/true\nResumeTimeout=60"
+    with Cluster(2, 8, config=ACT, slurm_conf_extra=reboots, health_check_seconds=2) as running:
         yield running
 
 
@@ -170,14 +172,78 @@ def test_a_draining_node_is_checked_when_its_job_has_ended(cluster: Cluster) -> 
     answer(cluster, "n1", "passed", refused["time"])
 
 
-def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
-    start = utc()
-    cluster.stop_node("n2")
+def boot(cluster: Cluster, node: str) -> None:
+    """Let slurmd end, and come back as after a boot."""
+    cluster.stop_node(node)
     # Slurm notes in whole seconds when it heard of a node, up to one later: a boot in the same
     # second is none to it.
     stopped = int(time.time())
     cluster.wait(lambda: time.time() >= stopped + 2, WAIT_SECONDS, "a later second")
-    cluster.start_node("n2", "-b")
+    cluster.start_node(node, "-b")
+
+
+def reboot(cluster: Cluster, node: str, *options: str, breaks: bool = False) -> None:
+    """`scontrol reboot` a node, which may lose a GPU by it; wait until Slurm has it back."""
+    cluster.run("scontrol", "reboot", *options, node)
+    cluster.wait(
+        lambda: "REBOOT_ISSUED" in cluster.node(node)["State"], WAIT_SECONDS, "it is told to"
+    )
+    if breaks:
+        cluster.break_gpu(node, 3, "recovery_action", 1)
+    boot(cluster, node)
+    cluster.wait(lambda: "REBOOT" not in cluster.node(node)["State"], WAIT_SECONDS, "it is back")
+
+
+def test_a_node_left_down_by_a_reboot_is_checked_and_returns_where_a_grant_allows_it(
+    shared: Cluster,
+) -> None:
+    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
+    with shared.aggregator():
+        start = utc()
+        reboot(shared, "n1", "ASAP", "nextstate=down")
+        reboot(shared, "n2", "nextstate=down", "reason=ann: waits for its riser")
+        shared.wait(lambda: shared.node("n1")["State"] == "IDLE", WAIT_SECONDS, "n1 has passed")
+        answer(shared, "n2", "passed", start)
+        made = shared.wait(
+            lambda: [one for one in decisions(shared) if one["time"] > start],
+            WAIT_SECONDS,
+            "the decision on it is there",
+        )
+        wait_for_a_full_look(shared)
+        kept = shared.node("n2")
+    assert [(one["rule"], one["nodes"][0]["node"]) for one in made] == [
+        ("return: a person asked to check it, and it passed", "n1")
+    ]
+    stood = made[0]["nodes"][0]["stands"]
+    assert stood.startswith("recovery: asked to check Reboot ASAP : "), "Slurm's words stay"
+    assert "reboot complete; checked 20" in stood and stood.endswith(": passed")
+    assert kept["State"] == "DOWN"
+    assert kept["Reason"].startswith("ann: waits for its riser : "), "her words stay"
+    shared.run("scontrol", "update", "nodename=n2", "state=resume")
+
+
+def test_a_node_left_down_by_a_reboot_stays_down_where_something_is_found(
+    shared: Cluster,
+) -> None:
+    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
+    with shared.aggregator():
+        reboot(shared, "n1", "nextstate=down", "reason=recovery: check the riser", breaks=True)
+        shared.wait(
+            lambda: "; checked" in shared.node("n1")["Reason"], WAIT_SECONDS, "n1 is checked"
+        )
+        wait_for_a_full_look(shared)
+        wait_for_a_full_look(shared)
+        kept = shared.node("n1")
+    assert kept["State"] == "DOWN"
+    assert kept["Reason"].startswith("recovery: asked to check the riser : reboot issued : ")
+    assert ": failed, GPU 3" in kept["Reason"]
+    shared.mend_gpus("n1")
+    shared.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
+    start = utc()
+    boot(cluster, "n2")
     cluster.wait(
         lambda: "unexpectedly rebooted" in cluster.node("n2").get("Reason", ""),
         WAIT_SECONDS,

@@ -81,6 +81,11 @@ def _entry(event: Mapping[str, Any]) -> list[str]:
     ) or [clock.rstrip()]
     for detail in details:
         lines += textwrap.wrap(
-            printable(detail), WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+            printable(detail),
+            WIDTH,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT + "  ",
+            break_long_words=False,  # a command's list of jobs must be one word to the shell
+            break_on_hyphens=False,
         )
     return lines
