@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,17 +174,19 @@ def test_a_draining_node_is_checked_when_its_job_has_ended(cluster: Cluster) -> 
     answer(cluster, "n1", "passed", refused["time"])
 
 
-def boot(cluster: Cluster, node: str) -> None:
-    """Let slurmd end, and come back as after a boot."""
+def boot(cluster: Cluster, node: str, boot_id: str = "") -> None:
+    """Let slurmd end, and come back as after a boot, which hooks see where it has an id."""
     cluster.stop_node(node)
     # Slurm notes in whole seconds when it heard of a node, up to one later: a boot in the same
     # second is none to it.
     stopped = int(time.time())
     cluster.wait(lambda: time.time() >= stopped + 2, WAIT_SECONDS, "a later second")
-    cluster.start_node(node, "-b")
+    cluster.start_node(node, "-b", boot_id=boot_id)
 
 
-def reboot(cluster: Cluster, node: str, *options: str, breaks: bool = False) -> None:
+def reboot(
+    cluster: Cluster, node: str, *options: str, breaks: bool = False, boot_id: str = ""
+) -> None:
     """`scontrol reboot` a node, which may lose a GPU by it; wait until Slurm has it back."""
     cluster.run("scontrol", "reboot", *options, node)
     cluster.wait(
@@ -190,7 +194,7 @@ def reboot(cluster: Cluster, node: str, *options: str, breaks: bool = False) -> 
     )
     if breaks:
         cluster.break_gpu(node, 3, "recovery_action", 1)
-    boot(cluster, node)
+    boot(cluster, node, boot_id)
     cluster.wait(lambda: "REBOOT" not in cluster.node(node)["State"], WAIT_SECONDS, "it is back")
 
 
@@ -239,6 +243,30 @@ def test_a_node_left_down_by_a_reboot_stays_down_where_something_is_found(
     assert ": failed, GPU 3" in kept["Reason"]
     shared.mend_gpus("n1")
     shared.run("scontrol", "update", "nodename=n1", "state=resume")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another boot id takes a mount namespace")
+def test_a_node_that_we_drained_returns_after_scontrol_reboot_and_its_check(
+    shared: Cluster,
+) -> None:
+    """Slurm has added `reboot issued` to our reason by then, and the check its verdict."""
+    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
+    with shared.aggregator():
+        shared.break_gpu("n2", 3, "lost")
+        shared.wait(lambda: "DRAIN" in shared.node("n2")["State"], WAIT_SECONDS, "it is drained")
+        start = utc()
+        shared.mend_gpus("n2")
+        reboot(shared, "n2", boot_id=str(uuid.uuid4()))
+        shared.wait(lambda: shared.node("n2")["State"] == "IDLE", WAIT_SECONDS, "it returns")
+        made = shared.wait(
+            lambda: [one for one in decisions(shared) if one["time"] > start],
+            WAIT_SECONDS,
+            "the decision on it is there",
+        )
+    (returned,) = [one["nodes"][0] for one in made]
+    assert (returned["node"], returned["verdict"]) == ("n2", "return")
+    assert " : reboot issued" in returned["stands"]
+    assert answer(shared, "n2", "passed", start)["kind"] == "reboot"
 
 
 def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
