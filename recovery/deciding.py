@@ -21,14 +21,10 @@ from recovery.ledger import Ledger
 from recovery.slurm.base import Job, Node, Scheduler
 from recovery.upkeep import Upkeep
 from recovery.watch import Ready, Watch
-from slurm_hooks import catalog
 from slurm_hooks.config import Config
-from slurm_hooks.record import SEVERITIES, FaultRecord, Finding, seconds_of, utc
+from slurm_hooks.record import FaultRecord, seconds_of, utc
 
 _DAY_SECONDS = 86400.0
-
-_NODE_CLASSES = ("hardware", "node.software", "network.fabric")
-"""Classes that open an incident on a node by themselves; others need a job that failed of them."""
 
 
 class Deciding:
@@ -63,7 +59,7 @@ class Deciding:
     def note(self, record: FaultRecord) -> None:
         """Take notice of a node that reports a fault of its own."""
         self.fleets.note(record)
-        if any(_opens_incident(finding) for finding in record.findings):
+        if any(incident.opens_incident(finding) for finding in record.findings):
             self._sick[record.node] = record
 
     def note_nodes(self, nodes: Mapping[str, Node]) -> None:
@@ -220,7 +216,7 @@ class Deciding:
         has returned a node, so a record is such a check only where the node was seen in service
         before it.
         """
-        codes = {finding.code for finding in record.findings if _opens_incident(finding)}
+        codes = {finding.code for finding in record.findings if incident.opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
         back = self._in_service.get(record.node)
         is_news = back is not None and back < record.time
@@ -272,10 +268,3 @@ def _was_out(known: Decision, record: FaultRecord) -> bool:
         and one.time < record.time
         for one in known.actions
     )
-
-
-def _opens_incident(finding: Finding) -> bool:
-    if SEVERITIES.index(finding.severity) < SEVERITIES.index("fault"):
-        return False
-    known = catalog.entries().get(finding.code)
-    return known is not None and known.fault_class.startswith(_NODE_CLASSES)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from recovery import fleet, policy
 from recovery.decision import Cause, Decision
 from recovery.fleet import Hit, Membership
-from recovery.incident import Incident, class_of
+from recovery.incident import Incident
 from recovery.ledger import Ledger
 from slurm_hooks.config import Config
-from slurm_hooks.record import SEVERITIES, FaultRecord, seconds_of, utc
+from slurm_hooks.record import FaultRecord, seconds_of, utc
 
-_FAULT = SEVERITIES.index("fault")
 _DAY_SECONDS = 86_400.0
 _KNOWN_LIMIT = 1000
 
@@ -51,18 +50,8 @@ class FleetWatch:
 
     def note(self, record: FaultRecord) -> None:
         """Take notice of a node that shows a fault, whether a job has failed of it or not."""
-        for finding in record.findings:
-            if SEVERITIES.index(finding.severity) < _FAULT or finding.code.startswith("log."):
-                continue
-            fault_class = class_of(finding)
-            key = fleet.key_of(fault_class, finding.code)
-            own = fault_class.startswith("hardware") and (
-                finding.gpu is not None or bool(finding.pci) or bool(finding.uuid)
-            )
-            if key:
-                nodes = (record.node,)
-                time = min(seconds_of(record.time), self._clock())
-                self._add(key, Hit(f"node {record.node}", time, nodes, nodes if own else ()))
+        for key, hit in fleet.hits_of(record, self._clock()):
+            self._add(key, hit)
 
     def note_case(self, case: Incident, cause: Cause) -> None:
         """Take notice of an attempt that is about to be decided on: before any of its pass is."""
