@@ -94,7 +94,9 @@ class Rejudging:
         case = self._case(former)
         again = self._again(case, former, event) if case else None
         if again is not None and not former.acted_on:
-            return [self._deciding.planned(again)]
+            made = self._deciding.planned(again)
+            self._ledger.publish_again(event.id)
+            return [made]
         self._add(former, late.as_one_of_many(event, again))
         self._ledger.joined(event.id, [fleet.member_of(former)])
         return []

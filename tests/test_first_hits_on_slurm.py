@@ -147,7 +147,14 @@ def test_a_node_that_was_judged_alone_is_listed_with_the_others(cluster: Cluster
         cluster.wait(lambda: len(about_n1()) > 1, WAIT_SECONDS, "n1 is decided on as one of two")
         alone, again = about_n1()
         cluster.wait(lambda: about_n1()[0]["revised_by"], WAIT_SECONDS, "the record tells of it")
-        (made,) = [one for one in decisions(cluster) if one["incident"] == "fleet/network.fabric"]
+
+        def event_with_both() -> dict[str, Any] | None:
+            known = [one for one in decisions(cluster) if one["incident"] == "fleet/network.fabric"]
+            assert len(known) == 1, "one cause, one event"
+            return known[0] if any(one["decision"] for one in known[0]["members"]) else None
+
+        made = cluster.wait(event_with_both, WAIT_SECONDS, "the event lists what n1 got")
+        assert made is not None
         listed = json.loads(cluster.run("recovery", "decisions", "--json").stdout)["decisions"]
     assert (again["revises"], again["fleet"]) == (alone["id"], made["id"])
     assert again["nodes"][0]["reason"].endswith("one of 2 nodes, no drain")
@@ -175,3 +182,24 @@ def test_one_that_was_acted_on_stands_and_gets_an_addendum(cluster: Cluster) -> 
     assert text.startswith(f"the first of many ({made['id']}), decided before the others were hit")
     assert actions(stands) == actions(alone)
     assert f"job {first.id}: requeue, {alone['id']}" in told
+
+
+def test_a_replay_of_all_this_sees_the_same_events_and_other_thresholds_see_none(
+    cluster: Cluster,
+) -> None:
+    def replayed(text: str) -> dict[str, Any]:
+        other = cluster.folder / "other.toml"
+        other.write_text(text)
+        command = ("recovery", "replay", cluster.spool, "--policy", other)
+        told = [cluster.run(*command, "--json").stdout for _ in range(2)]
+        assert told[0] == told[1]
+        found: dict[str, Any] = json.loads(told[0])
+        return found
+
+    same = replayed(cluster.config_path.read_text())
+    assert (same["changes"], same["differently"], same["not_replayed"]) == ([], 0, 0)
+    apart = replayed(AT_ONCE.replace("2", "50"))["changes"]
+    events = {f"fleet event of {key}" for key in ("storage", "network.fabric", "hardware.host")}
+    assert events <= {one["subject"] for one in apart}
+    jobs = [one for one in apart if one["subject"].startswith("job ")]
+    assert jobs and all(one["before"].startswith("hold") for one in jobs if "storage" in str(one))
