@@ -144,8 +144,14 @@ def compare(recorded: Recorded, now: Config, then: Config) -> Replayed:
         differently += _verdicts(one) != _verdicts(decision)
         if _verdicts(one) != _verdicts(other):
             changes.append(_change(decision, one, other))
-    ids = {one.id for one in told}
-    differently += len(ids ^ {one.decision.id for one in before.fleets.events})
+    seen = {one.decision.id for one in before.fleets.events}
+    showing = {record.node for _, record in recorded.shown}
+    for event in told:
+        nodes = {node for member in event.members for node in member.nodes}
+        kept = nodes & showing or any(incidents.get(one.decision) for one in event.members)
+        not_replayed += not kept
+        differently += bool(kept) and event.id not in seen
+    differently += len(seen - {one.id for one in told})
     changes += _event_changes(before, after, alone)
     changes.sort(key=lambda one: (one.time, one.decision))
     return Replayed(len(recorded.decisions), tuple(changes), differently, not_replayed)

@@ -24,13 +24,13 @@ NODE = "REQUEST_UPDATE_NODE"
 def shared() -> Iterator[Cluster]:
     # slurmd runs that program and lives on: who stops and starts it is the test.
     reboots = "RebootProgram=/bin/true\nResumeTimeout=60"
-    with Cluster(2, 8, config=ACT, slurm_conf_extra=reboots, health_check_seconds=2) as running:
+    with Cluster(4, 8, config=ACT, slurm_conf_extra=reboots, health_check_seconds=2) as running:
         yield running
 
 
 @pytest.fixture
 def cluster(shared: Cluster) -> Iterator[Cluster]:
-    """Two idle nodes and an aggregator that may drain."""
+    """Four idle nodes and an aggregator that may drain."""
     shared.configure(ACT)
     with shared.aggregator():
         yield shared
@@ -174,99 +174,83 @@ def test_a_draining_node_is_checked_when_its_job_has_ended(cluster: Cluster) -> 
     answer(cluster, "n1", "passed", refused["time"])
 
 
-def boot(cluster: Cluster, node: str, boot_id: str = "") -> None:
-    """Let slurmd end, and come back as after a boot, which hooks see where it has an id."""
-    cluster.stop_node(node)
+def boot(cluster: Cluster, *nodes: str) -> None:
+    """Let slurmd end on each, and come back as after a boot, with another boot id for root."""
+    for node in nodes:
+        cluster.stop_node(node)
     # Slurm notes in whole seconds when it heard of a node, up to one later: a boot in the same
     # second is none to it.
     stopped = int(time.time())
     cluster.wait(lambda: time.time() >= stopped + 2, WAIT_SECONDS, "a later second")
-    cluster.start_node(node, "-b", boot_id=boot_id)
+    for node in nodes:
+        boot_id = str(uuid.uuid4()) if os.geteuid() == 0 else ""
+        cluster.start_node(node, "-b", boot_id=boot_id)
 
 
-def reboot(
-    cluster: Cluster, node: str, *options: str, breaks: bool = False, boot_id: str = ""
-) -> None:
-    """`scontrol reboot` a node, which may lose a GPU by it; wait until Slurm has it back."""
-    cluster.run("scontrol", "reboot", *options, node)
-    cluster.wait(
-        lambda: "REBOOT_ISSUED" in cluster.node(node)["State"], WAIT_SECONDS, "it is told to"
-    )
-    if breaks:
-        cluster.break_gpu(node, 3, "recovery_action", 1)
-    boot(cluster, node, boot_id)
-    cluster.wait(lambda: "REBOOT" not in cluster.node(node)["State"], WAIT_SECONDS, "it is back")
-
-
-def test_a_node_left_down_by_a_reboot_is_checked_and_returns_where_a_grant_allows_it(
-    shared: Cluster,
-) -> None:
-    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
-    with shared.aggregator():
-        start = utc()
-        reboot(shared, "n1", "ASAP", "nextstate=down")
-        reboot(shared, "n2", "nextstate=down", "reason=ann: waits for its riser")
-        shared.wait(lambda: shared.node("n1")["State"] == "IDLE", WAIT_SECONDS, "n1 has passed")
-        answer(shared, "n2", "passed", start)
-        made = shared.wait(
-            lambda: [one for one in decisions(shared) if one["time"] > start],
-            WAIT_SECONDS,
-            "the decision on it is there",
-        )
-        wait_for_a_full_look(shared)
-        kept = shared.node("n2")
-    assert [(one["rule"], one["nodes"][0]["node"]) for one in made] == [
-        ("return: a person asked to check it, and it passed", "n1")
-    ]
-    stood = made[0]["nodes"][0]["stands"]
-    assert stood.startswith("recovery: asked to check Reboot ASAP : "), "Slurm's words stay"
-    assert "reboot complete; checked 20" in stood and stood.endswith(": passed")
-    assert kept["State"] == "DOWN"
-    assert kept["Reason"].startswith("ann: waits for its riser : "), "her words stay"
-    shared.run("scontrol", "update", "nodename=n2", "state=resume")
-
-
-def test_a_node_left_down_by_a_reboot_stays_down_where_something_is_found(
-    shared: Cluster,
-) -> None:
-    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
-    with shared.aggregator():
-        reboot(shared, "n1", "nextstate=down", "reason=recovery: check the riser", breaks=True)
-        shared.wait(
-            lambda: "; checked" in shared.node("n1")["Reason"], WAIT_SECONDS, "n1 is checked"
-        )
-        wait_for_a_full_look(shared)
-        wait_for_a_full_look(shared)
-        kept = shared.node("n1")
-    assert kept["State"] == "DOWN"
-    assert kept["Reason"].startswith("recovery: asked to check the riser : reboot issued : ")
-    assert ": failed, GPU 3" in kept["Reason"]
-    shared.mend_gpus("n1")
-    shared.run("scontrol", "update", "nodename=n1", "state=resume")
+def reasons(cluster: Cluster, node: str) -> str:
+    return cluster.node(node)["Reason"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another boot id takes a mount namespace")
-def test_a_node_that_we_drained_returns_after_scontrol_reboot_and_its_check(
+def test_after_scontrol_reboot_a_node_returns_where_nobody_else_keeps_it_and_it_has_passed(
     shared: Cluster,
 ) -> None:
-    """Slurm has added `reboot issued` to our reason by then, and the check its verdict."""
-    shared.configure(ACT.replace('"drain"]', '"drain", "return"]'))
+    """Left down by it, or drained by us before: Slurm has added its own words to each reason."""
+    once = "settle = 2\nchecks_before_return = 1"
+    shared.configure(ACT.replace('"drain"]', '"drain", "return"]').replace("settle = 2", once))
     with shared.aggregator():
-        shared.break_gpu("n2", 3, "lost")
-        shared.wait(lambda: "DRAIN" in shared.node("n2")["State"], WAIT_SECONDS, "it is drained")
+        shared.break_gpu("n4", 3, "lost")
+        shared.wait(lambda: "DRAIN" in shared.node("n4")["State"], WAIT_SECONDS, "it is drained")
+        shared.mend_gpus("n4")
         start = utc()
-        shared.mend_gpus("n2")
-        reboot(shared, "n2", boot_id=str(uuid.uuid4()))
-        shared.wait(lambda: shared.node("n2")["State"] == "IDLE", WAIT_SECONDS, "it returns")
-        made = shared.wait(
-            lambda: [one for one in decisions(shared) if one["time"] > start],
-            WAIT_SECONDS,
-            "the decision on it is there",
-        )
-    (returned,) = [one["nodes"][0] for one in made]
-    assert (returned["node"], returned["verdict"]) == ("n2", "return")
-    assert " : reboot issued" in returned["stands"]
-    assert answer(shared, "n2", "passed", start)["kind"] == "reboot"
+        for node, options in {
+            "n1": ("ASAP", "nextstate=down"),
+            "n2": ("nextstate=down", "reason=ann: waits for its riser"),
+            "n3": ("nextstate=down", "reason=recovery: check the riser"),
+            "n4": (),
+        }.items():
+            shared.run("scontrol", "reboot", *options, node)
+        for node in shared.node_names:
+            shared.wait(
+                lambda node=node: "REBOOT_ISSUED" in shared.node(node)["State"],  # type: ignore[misc]
+                WAIT_SECONDS,
+                f"{node} is told to reboot",
+            )
+        shared.break_gpu("n3", 3, "recovery_action", 1)
+        boot(shared, *shared.node_names)
+        for node in ("n1", "n4"):
+            shared.wait(
+                lambda node=node: shared.node(node)["State"] == "IDLE",  # type: ignore[misc]
+                WAIT_SECONDS,
+                f"{node} has passed",
+            )
+        told = answer(shared, "n2", "passed", start)
+        shared.wait(lambda: "; checked" in reasons(shared, "n3"), WAIT_SECONDS, "n3 is checked")
+
+        def returned() -> dict[str, dict[str, Any]] | None:
+            known = [one for one in decisions(shared) if one["time"] > start]
+            back = {
+                n["node"]: one for one in known for n in one["nodes"] if n["verdict"] == "return"
+            }
+            return back if len(back) > 1 else None
+
+        made = shared.wait(returned, WAIT_SECONDS, "the decisions on both are there")
+        wait_for_a_full_look(shared)
+        kept = {node: shared.node(node) for node in ("n2", "n3")}
+    assert made is not None and set(made) == {"n1", "n4"}
+    assert made["n1"]["rule"] == "return: a person asked to check it, and it passed"
+    assert made["n4"]["rule"] == "return: mended, and clean since"
+    stood = {node: one["nodes"][0]["stands"] for node, one in made.items()}
+    assert stood["n1"].startswith("recovery: asked to check Reboot ASAP : "), "Slurm's words stay"
+    assert "reboot complete; checked 20" in stood["n1"] and stood["n1"].endswith(": passed")
+    assert " : reboot issued" in stood["n4"]
+    assert answer(shared, "n4", "passed", start)["kind"] == told["kind"] == "reboot"
+    assert [one["State"].split("+")[0] for one in kept.values()] == ["DOWN", "DOWN"]
+    assert kept["n2"]["Reason"].startswith("ann: waits for its riser : "), "her words stay"
+    assert kept["n3"]["Reason"].startswith("recovery: asked to check the riser : reboot issued : ")
+    assert ": failed, GPU 3" in kept["n3"]["Reason"]
+    shared.mend_gpus("n3")
+    shared.run("scontrol", "update", "nodename=n[2-3]", "state=resume")
 
 
 def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> None:
@@ -283,8 +267,8 @@ def test_a_node_that_comes_back_from_a_reboot_is_checked(cluster: Cluster) -> No
 
 
 def test_only_nodes_that_slurm_knows_are_asked(cluster: Cluster) -> None:
-    done = cluster.run("recovery", "check", "n[1-3]", check=False)
+    done = cluster.run("recovery", "check", "n[1-5]", check=False)
     assert done.returncode == 1
-    assert done.stderr == "Slurm knows no node n3; nobody was asked\n"
+    assert done.stderr == "Slurm knows no node n5; nobody was asked\n"
     assert is_free(cluster, "n1")
     assert cluster.run("recovery", "check", "n[1-", check=False).returncode == 2

@@ -6,12 +6,21 @@ Each test has an event of its own cause: one stays open as long as others are hi
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from recovery import fleet, policy
+from recovery.decision import Action, Attempt, Cause, JobAnswer
 from recovery.demo.cluster import Cluster
+from recovery.fleet import Extent, Hit
+from recovery.journal import Journal
+from slurm_hooks.config import Fleet
+from slurm_hooks.record import utc
+from tests import records
 from tests.failing_job import (
     ACT,
     MONITOR,
@@ -21,6 +30,7 @@ from tests.failing_job import (
     actions,
     decisions,
     submit,
+    wait_for_a_full_look,
 )
 
 pytestmark = pytest.mark.slurm
@@ -203,3 +213,41 @@ def test_a_replay_of_all_this_sees_the_same_events_and_other_thresholds_see_none
     assert events <= {one["subject"] for one in apart}
     jobs = [one for one in apart if one["subject"].startswith("job ")]
     assert jobs and all(one["before"].startswith("hold") for one in jobs if "storage" in str(one))
+
+
+def test_a_crash_between_the_event_and_its_first_hits_leaves_none_of_them_out(
+    cluster: Cluster,
+) -> None:
+    """What the journal holds then; the member here is a job that hangs, and still runs."""
+    cluster.configure(MONITOR + AT_ONCE)
+    job = submit(cluster)
+    shown = cluster.scheduler().jobs([job.id])[job.id]
+    now = time.time()
+    alone = replace(
+        records.decision("01KALONE", job.id, mode="monitor", owner=shown.user, uid=shown.uid),
+        attempt=Attempt("private", job.id, 0, shown.submit_time),
+        cause=Cause("hang", "probable", "no progress for 15 min", fingerprint="hang"),
+        job=JobAnswer("requeue", "run it again"),
+        nodes=(),
+        job_nodes=shown.nodes,
+        running=True,
+        actions=(Action("requeue", str(job.id), "recorded", utc(now)),),
+    )
+    hits = [Hit(f"job {number}", now) for number in (job.id, job.id + 1000)]
+    row, limits = policy.rule_for("hang", {}), Fleet(jobs=2)
+    made = fleet.decision("hang", hits, Extent(0, 2), row, limits, now, "monitor")
+    journal = Journal(cluster.folder / "state" / "journal")
+    for one in (alone, made):
+        journal.append({"time": utc(now), "type": "decision", "decision": one.to_dict()})
+
+    def again() -> list[dict[str, Any]]:
+        return [one for one in decisions(cluster) if one["revises"] == alone.id]
+
+    with cluster.aggregator():
+        (revised,) = cluster.wait(again, WAIT_SECONDS, "it is decided on as one of two")
+        wait_for_a_full_look(cluster)
+    assert len(again()) == 1, "once"
+    assert (revised["fleet"], revised["job"]["verdict"]) == (made.id, "leave")
+    assert "it runs" in revised["job"]["reason"], "left running: what it waits for may answer"
+    job.fail("exit 0")
+    cluster.wait(job.finished, WAIT_SECONDS, "it ends")

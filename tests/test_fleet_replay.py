@@ -119,6 +119,13 @@ def test_higher_thresholds_take_events_apart_and_say_what_each_would_have_got(
     assert why["why_after"].endswith("7 nodes (0.1% of the fleet), or 7 jobs, make one event")
 
 
+def test_an_event_whose_evidence_is_gone_is_left_out_and_counted(controller: Controller) -> None:
+    (controller.spool / "archive" / "2026-12-02" / "records.jsonl").unlink()
+    found = replayed(controller, "[fleet]\nnodes = 7\njobs = 7\n")
+    assert (found["decisions"], found["not_replayed"]) == (8, 8)
+    assert (found["differently"], found["changes"]) == (0, [])
+
+
 def test_another_answer_to_many_is_a_change_of_the_event_and_of_its_members(
     controller: Controller,
 ) -> None:
