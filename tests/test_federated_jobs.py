@@ -128,12 +128,16 @@ def test_what_would_be_done_is_said_and_nothing_of_it_is_done(
     assert kinds <= {"drain"}, "a node of this cluster is this cluster's"
 
 
-def captured() -> dict[int, Job]:
-    return read_jobs((CAPTURED / "22.05" / "squeue-federation.json").read_text())
+def captured(name: str) -> Job:
+    """The one job of an answer that was captured in a federation."""
+    (one,) = read_jobs((CAPTURED / "22.05" / name).read_text()).values()
+    return one
 
 
 def test_jobs_of_a_real_federation_are_told_and_left_alone() -> None:
-    here = next(one for one in captured().values() if one.name == "failed")
+    there = captured("squeue-federation-sibling.json")
+    assert (there.federated, there.pending, there.id >> 26) == (True, True, 1)
+    here = captured("squeue-federation.json")
     assert (here.federated, here.state, here.id >> 26) == (True, "FAILED", 1)
     one = replace(here, nodes=("n1",), submit_time=0, start_time=0, end_time=int(ENDED))
     decision = decided(failed(one, n1=[GPU]))
