@@ -158,15 +158,14 @@ def main() -> None:
             (HERE / "squeue-federation.json").write_text(answer)
             with Cluster(2, 8, hooks=False, slurm_conf_extra=f"ClusterName=west\n{extra}") as west:
                 east.restart_controller()  # it asks slurmdbd where west listens
-                for one in (east, west):
-                    one.wait(
-                        lambda one=one: (
-                            "Synced:Yes"  # type: ignore[misc]
-                            in one.run("scontrol", "show", "federation").stdout
-                        ),
-                        3 * WAIT_SECONDS,
-                        "the clusters know of each other",
-                    )
+                east.wait(
+                    lambda: (
+                        "PersistConnSend/Recv:Yes"
+                        in east.run("scontrol", "show", "federation").stdout
+                    ),
+                    WAIT_SECONDS,
+                    "east reaches west",
+                )
                 submit(east)
                 west.wait(lambda: west.run("squeue", "-h").stdout, WAIT_SECONDS, "it is there")
                 answer = west.run("squeue", "--json", "--states=all").stdout
