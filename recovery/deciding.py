@@ -13,7 +13,7 @@ from dataclasses import replace
 from recovery import actions, guard, incident, late, pausing, policy, precedents
 from recovery import cause as causes
 from recovery.budgets import History
-from recovery.decision import Action, Attempt, Cause, Decision
+from recovery.decision import NODE_ACTIONS, Action, Attempt, Cause, Decision
 from recovery.fleet import names_a_part
 from recovery.fleet_watch import FleetWatch
 from recovery.hangs import Found, Hangs
@@ -236,8 +236,11 @@ class Deciding:
         history = self.history(case, earlier, now)
         return self.planned(policy.decide(case, history, self._config.policy, now, mode))
 
-    def planned(self, decision: Decision) -> Decision:
-        """Record a decision with its actions, each planned where it may be taken."""
+    def planned(self, decision: Decision, job_kept: str = "") -> Decision:
+        """Record a decision with its actions, each planned where it may be taken.
+
+        ``job_kept`` says why its job is to be left alone, if it is.
+        """
         now, mode = self._clock(), self._config.mode
         pauses = self._ledger.store.pauses()
         planned: list[Action] = []
@@ -245,6 +248,7 @@ class Deciding:
         for action in actions.intents(decision, utc(now)):
             why = guard.refusal(action, decision, mode, self.standings)
             why = why or pausing.refusal(action, decision, pauses)
+            why = why or (job_kept if action.kind not in NODE_ACTIONS else "")
             planned.append(replace(action, state="recorded", detail=why) if why else action)
             limited += [f"{action.name}: {why}"] if why else []
         decision = replace(decision, actions=tuple(planned), limited_by=tuple(limited))

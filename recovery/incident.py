@@ -123,7 +123,9 @@ def of_attempt(
 
     What another hook saw before the attempt began is not its story: the node may have been mended
     since, and what still stands its own prolog and epilog report. A finding about a GPU that
-    another job of a shared node holds is left out. Where progress stopped earlier than the attempt
+    another job of a shared node holds is left out; so is what a health check saw after the end on a
+    node where somebody else's job has been heard of since: it may be that one's. Where progress
+    stopped earlier than the attempt
     ended, or has not ended it yet, the story begins there.
     """
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
@@ -133,9 +135,9 @@ def of_attempt(
     epilogs = list[FaultRecord]()
     gated = set[str]()
     near = list[FaultRecord]()
-    for record in records:
-        if record.node not in nodes:
-            continue
+    of_nodes = [record for record in records if record.node in nodes]
+    reused = {record.node for record in of_nodes if _came_after(record, attempt, job, ended)}
+    for record in of_nodes:
         ours = _is_ours(record, attempt, job)
         if ours and record.job and record.job.gpus:
             held[record.node] = frozenset(record.job.gpus)
@@ -143,7 +145,8 @@ def of_attempt(
             epilogs.append(record)
         if ours and closed_gate(record):
             gated.add(record.node)
-        if ours or since <= seconds_of(record.time) <= ended + AFTER_END_SECONDS:
+        until = ended + (0.0 if record.node in reused else AFTER_END_SECONDS)
+        if ours or since <= seconds_of(record.time) <= until:
             near.append(record)
     sightings = [
         sighting
@@ -217,6 +220,12 @@ def resolution_of(finding: Finding) -> str:
     """Return what mends a finding: its own word, else the catalogue's, else an empty text."""
     known = catalog.entries().get(finding.code)
     return finding.resolution or (known.resolution if known else "")
+
+
+def _came_after(record: FaultRecord, attempt: Attempt, shown: Job, ended: float) -> bool:
+    """Whether a hook ran on the node for another attempt after this one's end."""
+    of_another = record.job is not None and not _is_ours(record, attempt, shown)
+    return of_another and seconds_of(record.time) > ended
 
 
 def _is_ours(record: FaultRecord, attempt: Attempt, shown: Job) -> bool:

@@ -2,7 +2,9 @@
 
 Pure. That is evidence, or that others have been hit by the same cause. A decision of which no
 command has been sent gives way to a new one (``revises``), and its actions end with it, in the same
-event of the journal. One that was acted on stands, and an addendum says what was learnt.
+event of the journal. One that was acted on stands, and an addendum says what was learnt. What was
+only recorded leaves the job to people, who may have taken care of it since: a grant or the end of a
+pause that came in between changes nothing of that.
 """
 
 from __future__ import annotations
@@ -35,6 +37,13 @@ def same_answer(former: Decision, again: Decision) -> bool:
     if _cause(former) != _cause(again):
         return False
     return former.job.verdict == again.job.verdict or former.limits != again.limits
+
+
+def only_recorded(former: Decision) -> str:
+    """Return why late evidence moves no job after a decision that was only recorded, else ''."""
+    if former.mode == "act" and not any(one.state == "recorded" for one in former.actions):
+        return ""
+    return f"{former.id} was only recorded: what is granted since is for failures to come"
 
 
 def revised(former: Decision, by: Decision) -> Decision:

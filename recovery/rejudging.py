@@ -52,7 +52,7 @@ class Rejudging:
         if late.same_answer(former, again):
             return []
         if not former.acted_on:
-            return [self._deciding.planned(again)]
+            return [self._deciding.planned(again, late.only_recorded(former))]
         self._add(former, late.addendum(again))
         return []
 
@@ -94,7 +94,7 @@ class Rejudging:
         case = self._case(former)
         again = self._again(case, former, event) if case else None
         if again is not None and not former.acted_on:
-            made = self._deciding.planned(again)
+            made = self._deciding.planned(again, late.only_recorded(former))
             self._ledger.publish_again(event.id)
             return [made]
         self._add(former, late.as_one_of_many(event, again))

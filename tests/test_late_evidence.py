@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recovery.watch import LATE_SECONDS, Ready, Watch
 from slurm_hooks.record import utc
-from tests.incidents import ENDED, POLICY, finding, health_check, job
+from tests.incidents import ENDED, POLICY, epilog, failed, finding, health_check, job
 
 
 def test_a_full_look_in_the_same_pass_does_not_undo_what_has_been_heard() -> None:
@@ -55,3 +57,14 @@ def test_silent_is_whose_record_is_not_in_the_spool_either(
 
     assert not at(0, 0)
     assert at(after, heard) is ready
+
+
+def test_what_a_later_job_on_the_node_met_is_not_told_of_the_former_one() -> None:
+    lost = finding("gpu.ecc_uncontained", gpu=3)
+    seen = health_check("n3", [lost], after_end=20)
+    assert [one.node for one in failed(extra=[seen]).sightings] == ["n3"]
+    following = replace(epilog("n3", [lost], job(id=13)), time=utc(ENDED + 19))
+    assert failed(extra=[following, seen]).sightings == ()
+    before_the_end = health_check("n3", [lost], after_end=-20)
+    told = failed(extra=[following, seen, before_the_end]).sightings
+    assert [one.record for one in told] == [before_the_end.id]

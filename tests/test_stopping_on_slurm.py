@@ -24,6 +24,7 @@ from tests.failing_job import (
     decisions,
     submit,
     tidy,
+    wait_for_a_full_look,
 )
 from tests.incidents import finding
 
@@ -201,6 +202,31 @@ def test_late_evidence_puts_another_decision_in_the_place_of_one_not_acted_on(
     words = " ".join(told.split())
     assert f"in the place of {first['id']}, for what was learnt since" in words
     assert f"revised by {second['id']}: evidence came late" in words
+
+
+def test_what_was_only_recorded_moves_no_job_once_a_grant_has_come(cluster: Cluster) -> None:
+    """Its owner may have taken care of it since; a sick node is drained all the same."""
+    cluster.configure(MONITOR)
+    with cluster.aggregator():
+        job = submit(cluster)
+        node = job.node
+        job.fail("exit 1")
+        first = job.decision()
+    before = cluster.mutations()
+    cluster.configure(ACT)
+    with cluster.aggregator():
+        wait_for_a_full_look(cluster)
+        seen = finding("gpu.ecc_uncontained", "NVRM: Xid 95", gpu=3)
+        late = records.record(
+            node, job=None, hook="health_check", findings=(seen,), cluster="private"
+        )
+        records.drop(cluster.spool, late)
+        cluster.wait(lambda: "DRAIN" in cluster.node(node)["State"], WAIT_SECONDS, "it is drained")
+        (second,) = (one for one in decisions(cluster) if one["revises"] == first["id"])
+        assert actions(second) == {f"drain {node}": "verified", f"requeue {job.id}": "recorded"}
+        assert (cluster.mutations() - before)[REQUEUE] == 0
+    (requeue,) = (one for one in second["actions"] if one["kind"] == "requeue")
+    assert requeue["detail"].startswith(f"{first['id']} was only recorded")
 
 
 def test_late_evidence_is_added_to_a_decision_that_was_acted_on(cluster: Cluster) -> None:
