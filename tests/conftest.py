@@ -1,13 +1,17 @@
-"""What several files of tests share: a real Slurm of their own, and the order in which they run."""
+"""What several files of tests share: a Slurm, a user's folder, and the order in which they run."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from recovery.demo.cluster import Cluster
+from tests.failing_job import NOBODY
 
 LONGEST_FIRST = (
     "test_crash_between_steps",
@@ -46,3 +50,14 @@ def cluster() -> Iterator[Cluster]:
         pytest.fail("no Slurm on this machine; ./scripts/setup installs it")
     with Cluster(nodes=4, gpus=8) as running:
         yield running
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder of the user ``nobody``, which pytest's own, root's, would hide."""
+    folder = Path(tempfile.mkdtemp(prefix="nobodys-"))
+    folder.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    yield folder
+    shutil.rmtree(folder)

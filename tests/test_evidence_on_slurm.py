@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from recovery.demo.cluster import Cluster
-from slurm_hooks import progress
+from tests.failing_job import NOBODY, decisions
+from tests.train_program import EXAMPLES, staged, step_of
 
 pytestmark = pytest.mark.slurm
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-NOBODY = 65534
 ROOT = os.geteuid() == 0
 
 WAIT_SECONDS = 40.0
@@ -53,11 +49,7 @@ def running() -> Iterator[Cluster]:
         Cluster(nodes=4, gpus=8, config=CONFIG, health_check_seconds=2) as cluster,
         cluster.aggregator(),
     ):
-        program = cluster.folder / "program"
-        program.mkdir()
-        # Whoever the job belongs to need not be able to read where this project is installed.
-        for source in (EXAMPLES / "train.py", Path(str(pynvml.__file__))):
-            shutil.copy(source, program)
+        staged(cluster)
         yield cluster
 
 
@@ -92,10 +84,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step as the toolkit reads it, 0 before the first."""
-        path = self.folder / "progress"
-        found = progress.in_file(path.read_bytes()) if path.exists() else None
-        return found.step if found else 0
+        return step_of(self.folder)
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -150,13 +139,16 @@ class Run:
     def decision(self, job: int, outcome: str = "") -> Decision:
         """Wait for the first decision on a job, and for its outcome where one is named."""
 
-        def found() -> Decision:
-            told = self._explain(job, "--json")
-            first: Decision = json.loads(told)["decisions"][0] if told else {}
-            known = first.get("outcome") or {}
-            return first if not outcome or known.get("state") == outcome else {}
+        def found() -> bool:
+            about = [
+                d for d in decisions(self.cluster) if (d["attempt"] or {}).get("job_id") == job
+            ]
+            seen = [one["state"] for one in about[0]["outcomes"]] if about else []
+            return bool(about) and (not outcome or outcome in seen)
 
-        return self.cluster.wait(found, WAIT_SECONDS, f"a decision on job {job} {outcome}")
+        self.cluster.wait(found, WAIT_SECONDS, f"a decision on job {job} {outcome}")
+        first: Decision = json.loads(self._explain(job, "--json"))["decisions"][0]
+        return first
 
     def story(self, job: int) -> str:
         return " ".join(self._explain(job).split())
