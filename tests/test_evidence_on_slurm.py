@@ -1,6 +1,6 @@
 """A failed job's own evidence on real Slurm: who is to blame, where it resumes, what is not read.
 
-Four nodes with two ranks each, the aggregator beside them, examples/train.py as the job. Where the
+Two nodes with four ranks each, the aggregator beside them, examples/train.py as the job. Where the
 tests run as root, the job is somebody else's: files of a job of root are never read.
 """
 
@@ -46,7 +46,7 @@ Decision = dict[str, Any]
 @pytest.fixture(scope="module")
 def running() -> Iterator[Cluster]:
     with (
-        Cluster(nodes=4, gpus=8, config=CONFIG, health_check_seconds=2) as cluster,
+        Cluster(nodes=2, gpus=8, config=CONFIG, health_check_seconds=2) as cluster,
         cluster.aggregator(),
     ):
         staged(cluster)
@@ -105,7 +105,7 @@ class Run:
         wishes = wishes or f"checkpoint={folder}/ckpt,progress={folder}/progress"
         return self.cluster.submit(
             *self.as_user,
-            *("--nodes=4", "--ntasks-per-node=2", "--gpus-per-node=2"),
+            *("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"),
             f"--output={output or folder / 'train.log'}",
             f"--comment=recovery=requeue,{wishes}",
             *sbatch,
