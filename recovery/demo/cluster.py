@@ -275,7 +275,7 @@ class Cluster:
     def start_aggregator(self, *arguments: str) -> Service:
         """Run ``recovery run ARGUMENTS…`` for as long as the cluster is up."""
         assert self._keeper is not None
-        log = self.folder / "aggregator.log"
+        log = self.layout.aggregator_log
         argv = [str(files.COMMANDS / "recovery"), "run", *arguments]
         return Service("the aggregator", self._keeper.start(argv, self.environment, log), log)
 

@@ -62,6 +62,11 @@ class Layout:
         return self.folder / "controller" / "slurmctld.log"
 
     @property
+    def aggregator_log(self) -> Path:
+        """What all aggregators that were run beside this cluster have said."""
+        return self.folder / "aggregator.log"
+
+    @property
     def library_folder(self) -> Path:
         """Where hooks and jobs find libnvidia-ml.so.1."""
         return self.folder / "lib"
