@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slurm
 
 ROOT = os.geteuid() == 0
 
-WAIT_SECONDS = 40.0
+WAIT_SECONDS = 60.0
 
 CONFIG = """
 mode = "act"
