@@ -38,6 +38,9 @@ from tests.failing_job import ACT, SLURM_CONF, WAIT_SECONDS, FailingJob, submit,
 
 pytestmark = pytest.mark.slurm
 
+QUIET = f"{SLURM_CONF}\nProlog=/bin/true"
+"""What a prolog sees plays no part here, and eighty jobs start."""
+
 CONFIG = ACT.replace("poll = 0.1", "poll = 0.05").replace("snapshot = 2", "snapshot = 1")
 
 MOST_STEPS = 80
@@ -67,9 +70,7 @@ class End:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(
-        2, 8, config=CONFIG, slurm_conf_extra=SLURM_CONF, health_check_seconds=0
-    ) as running:
+    with Cluster(2, 8, config=CONFIG, slurm_conf_extra=QUIET, health_check_seconds=0) as running:
         yield running
 
 

@@ -16,23 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from recovery.demo import fake_nvml
 from recovery.demo.cluster import Cluster
-from slurm_hooks import progress
 from tests import failing_job
 from tests.failing_job import NOBODY, actions, tidy
+from tests.train_program import EXAMPLES, staged, step_of
 
 pytestmark = pytest.mark.slurm
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 
 WAIT_SECONDS = 90.0
 
 HANGS = """
-hang_minimum = 8
+hang_minimum = 6
 hang_maximum = 300
 hang_factor = 2
 hang_evidence = 30
@@ -55,10 +52,7 @@ while [ ! -e go ]; do sleep 0.2; done
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
     with Cluster(2, 4, config=ACT, health_check_seconds=2) as running:
-        program = running.folder / "program"
-        program.mkdir()
-        for source in (EXAMPLES / "train.py", Path(str(pynvml.__file__))):
-            shutil.copy(source, program)
+        staged(running)
         yield running
 
 
@@ -128,9 +122,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        path = self.folder / "progress"
-        found = progress.in_file(path.read_bytes()) if path.exists() else None
-        return found.step if found else 0
+        return step_of(self.folder)
 
     def looks(self, code: str) -> list[dict[str, Any]]:
         """The records that hold a finding with that code about the job, as they were archived."""
@@ -147,7 +139,7 @@ class Run:
         return found
 
     def is_known(self) -> None:
-        """Wait until its cadence has been seen: five looks at which it had come further."""
+        """Wait until its cadence has been seen: four looks at which it had come further."""
         self.cluster.wait(
             lambda: (
                 len(
@@ -158,10 +150,10 @@ class Run:
                         if f["code"] == "progress.seen" and f["job_id"] == self.id
                     }
                 )
-                >= 5
+                >= 4
             ),
             WAIT_SECONDS,
-            f"five steps of job {self.id} are seen",
+            f"four steps of job {self.id} are seen",
         )
 
     def rank(self, number: int) -> int:

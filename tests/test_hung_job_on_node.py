@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,16 +25,6 @@ JOB = 4_100_000_000 + os.getpid()
 
 PROBES = '[probes.checkpoint]\nhooks = ["prolog", "health_check"]\n[probes.activity]\n'
 PROBES += "[probes.hang_evidence]\n"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder of the job's user."""
-    folder = Path(tempfile.mkdtemp(prefix="hung-job-"))
-    folder.chmod(0o755)
-    os.chown(folder, USER, -1)
-    yield folder
-    shutil.rmtree(folder)
 
 
 class Ranks:

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +120,6 @@ def test_the_file_is_trusted_before_the_checkpoint_and_that_before_the_log() -> 
     assert progress.choose([None]) is None
     beyond = progress.Progress(40, "checkpoint")
     assert progress.choose([file, beyond]) == beyond
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder of the user ``nobody``, which pytest's own, root's, would hide."""
-    path = Path(tempfile.mkdtemp(prefix="nobodys-"))
-    path.chmod(0o755)
-    if os.geteuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,17 +16,6 @@ from tests.node import Node, job
 USER = 65534 if os.geteuid() == 0 else os.geteuid()  # files of a job of root are not read
 
 PROBES = '[probes.checkpoint]\nhooks = ["prolog", "epilog", "health_check"]\n'
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder of the job's user."""
-    folder = Path(tempfile.mkdtemp(prefix="running-jobs-"))
-    folder.chmod(0o755)
-    if os.geteuid() == 0:
-        os.chown(folder, USER, USER)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -117,8 +117,8 @@ def test_a_restarted_job_that_runs_on_is_not_asked_for_again_and_again(noted: Cl
     noted.wait(lambda: job.attempts() == 2, WAIT_SECONDS, "it runs again")
     job.decision()
     start, began = len(asked(noted)), time.monotonic()
-    for _ in range(20):
+    for _ in range(10):
         taken_in(noted)
     looks = [one for one in asked(noted)[start:] if one.startswith("squeue")]
     most = (time.monotonic() - began) / OUTCOME_SECONDS + 2
-    assert len(looks) <= most, "there were twenty passes and more"
+    assert len(looks) <= most, "there were ten passes and more"

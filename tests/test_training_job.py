@@ -20,8 +20,8 @@ import pytest
 
 from recovery.demo.cluster import Cluster
 from slurm_hooks import optin, progress
+from tests.train_program import EXAMPLES, step_of
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 COMMANDS = Path(sys.executable).parent
 
 
@@ -39,10 +39,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step as the toolkit reads it, 0 before the first."""
-        path = self.folder / "progress"
-        found = progress.in_file(path.read_bytes()) if path.exists() else None
-        return found.step if found else 0
+        return step_of(self.folder)
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -20,12 +20,8 @@ import json
 import os
 import pwd
 import re
-import shlex
 import signal
-import socket
 import subprocess
-import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,21 +29,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from recovery.demo import fake_nvml, files, slurm_conf, slurm_text
+from recovery.demo.daemons import POLL_SECONDS, Daemons
 from recovery.demo.ports import Ports
-from recovery.demo.processes import Keeper, alive
+from recovery.demo.processes import Keeper
 from recovery.demo.programs import SYSTEM_PATH, ClusterError, find_programs, release
 from recovery.demo.service import Service
 from recovery.demo.slurm_conf import Layout
+from recovery.demo.waiting import wait_for
 from recovery.slurm.cli import CliScheduler
 
 T = TypeVar("T")
 
-READY_SECONDS = 60.0
-"""A busy machine is slow; an idle one needs about four seconds for four nodes."""
-
-POLL_SECONDS = 0.05
-
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_NOT_STARTED = "the cluster has not been started: use it in a with statement"
 
 
 class Cluster:
@@ -88,10 +81,10 @@ class Cluster:
         self._slurmd_timeout_seconds = slurmd_timeout_seconds
         self._keep = keep
         self._programs: dict[str, str] = {}
-        self._pids: dict[str, int] = {}
         self._layout: Layout | None = None
         self._ports: Ports | None = None
         self._keeper: Keeper | None = None
+        self._daemons: Daemons | None = None
         self.environment: Mapping[str, str] = {}
 
     def __enter__(self) -> Cluster:
@@ -102,12 +95,10 @@ class Cluster:
             self._keeper = Keeper(folder, remove_folder=not self._keep)
             self._ports = Ports(1 + len(self.node_names))
             self._write_files()
-            self._start_munge()
-            self._start_controller()
-            for node in self.node_names:
-                self.start_node(node)
-            self._wait_until_up()
-            self.wait(self._all_idle, READY_SECONDS, "every node is idle")
+            self._daemons = Daemons(
+                self._layout, self._keeper, self._programs, self.node_names, self._ports.numbers[0]
+            )
+            self._daemons.start()
         except BaseException:
             self.close()
             raise
@@ -144,7 +135,7 @@ class Cluster:
             ClusterError: the cluster has not been started.
         """
         if self._layout is None:
-            raise ClusterError("the cluster has not been started: use it in a with statement")
+            raise ClusterError(_NOT_STARTED)
         return self._layout
 
     @property
@@ -247,14 +238,13 @@ class Cluster:
             ClusterError: none came in time; the text says ``what`` was waited for and ends with
                 the last lines of the cluster's logs.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while not (value := condition()):
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"not within {timeout_seconds:g} s: {what}\n{self._last_log_lines()}"
-                )
-            time.sleep(POLL_SECONDS)
-        return value
+        return wait_for(
+            condition,
+            timeout_seconds,
+            what,
+            poll_seconds=POLL_SECONDS,
+            look_into=self._running().last_log_lines,
+        )
 
     def scheduler(self) -> CliScheduler:
         """Return a Scheduler that speaks to this cluster by Slurm's commands."""
@@ -285,7 +275,7 @@ class Cluster:
     def start_aggregator(self, *arguments: str) -> Service:
         """Run ``recovery run ARGUMENTS…`` for as long as the cluster is up."""
         assert self._keeper is not None
-        log = self.folder / "aggregator.log"
+        log = self.layout.aggregator_log
         argv = [str(files.COMMANDS / "recovery"), "run", *arguments]
         return Service("the aggregator", self._keeper.start(argv, self.environment, log), log)
 
@@ -326,83 +316,27 @@ class Cluster:
 
         With ``boot_id`` it has one of its own (root only).
         """
-        conf = str(self.layout.slurm_conf)
-        argv = [self._programs["slurmd"], "-D", "-N", node, "-f", conf, *options]
-        if boot_id:
-            booted = self.layout.node(node) / "boot_id"
-            booted.write_text(f"{boot_id}\n")
-            mount = f'mount --bind {shlex.quote(str(booted))} {_BOOT_ID} && exec "$@"'
-            argv = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mount, "sh", *argv]
-        self._start(node, argv, self.layout.node(node) / "slurmd.err")
+        self._running().start_node(node, *options, boot_id=boot_id)
 
     def stop_node(self, node: str, signal_number: int = signal.SIGTERM) -> None:
         """Signal the node's slurmd and wait until it has ended; its job steps run on."""
-        self._stop(node, signal_number)
+        self._running().stop_node(node, signal_number)
 
     def reboot_node(self, node: str) -> None:
         """What a node's reboot looks like: slurmd ends, and comes back with another boot id.
 
         Its hooks see that id in place of the kernel's, which takes root (mount_namespaces(7)).
         """
-        self.stop_node(node)
-        self.start_node(node, boot_id=str(uuid.uuid4()))
+        self._running().reboot_node(node)
 
     def restart_controller(self, signal_number: int = signal.SIGTERM) -> None:
         """End slurmctld, start it again and wait until it answers."""
-        self._stop("slurmctld", signal_number)
-        self._start_controller()
-        self._wait_until_up()
+        self._running().restart_controller(signal_number)
 
-    def _start_munge(self) -> None:
-        folder = self.layout.munge_socket.parent
-        argv = [self._programs["munged"], "--foreground", f"--socket={self.layout.munge_socket}"]
-        argv += [f"--{name}-file={folder}/{name}" for name in ("key", "pid", "log", "seed")]
-        self._start("munged", argv, folder / "err")
-        self._wait_for("munged", self.layout.munge_socket.exists, "munged opens its socket")
-
-    def _start_controller(self) -> None:
-        argv = [self._programs["slurmctld"], "-D", "-f", str(self.layout.slurm_conf)]
-        self._start("slurmctld", argv, self.layout.controller_log.with_suffix(".err"))
-
-    def _wait_until_up(self) -> None:
-        # Slurm's commands wait seconds between two tries: ask only once somebody listens.
-        self._wait_for("slurmctld", self._controller_listens, "slurmctld listens on its port")
-        self.wait(
-            lambda: self.run("scontrol", "ping", check=False).returncode == 0,
-            READY_SECONDS,
-            "slurmctld answers",
-        )
-
-    def _start(self, name: str, argv: list[str], log: Path) -> None:
-        if name in self._pids and alive(self._pids[name]):
-            raise ClusterError(f"{name} runs already")
-        assert self._keeper is not None
-        self._pids[name] = self._keeper.start(argv, {"PATH": SYSTEM_PATH}, log)
-
-    def _stop(self, name: str, signal_number: int) -> None:
-        pid = self._pids[name]
-        try:
-            os.kill(pid, signal_number)
-        except ProcessLookupError:
-            return
-        self.wait(lambda: not alive(pid), READY_SECONDS, f"{name} ends")
-
-    def _wait_for(self, name: str, condition: Callable[[], bool], what: str) -> None:
-        self.wait(lambda: condition() or not alive(self._pids[name]), READY_SECONDS, what)
-        if not alive(self._pids[name]):
-            raise ClusterError(f"{name} ended at once\n{self._last_log_lines()}")
-
-    def _controller_listens(self) -> bool:
-        assert self._ports is not None
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._ports.numbers[0])) == 0
-
-    def _all_idle(self) -> bool:
-        dead = [name for name, pid in self._pids.items() if not alive(pid)]
-        if dead:
-            raise ClusterError(f"{', '.join(dead)} ended at once\n{self._last_log_lines()}")
-        states = self.run("sinfo", "--noheader", "--format=%T", check=False).stdout.split()
-        return states == ["idle"]
+    def _running(self) -> Daemons:
+        if self._daemons is None:
+            raise ClusterError(_NOT_STARTED)
+        return self._daemons
 
     # Files
 
@@ -436,9 +370,6 @@ class Cluster:
             "SLURM_CONF": str(self.layout.slurm_conf),
             "SLURM_RECOVERY_CONFIG": str(self.layout.recovery_toml),
         }
-
-    def _last_log_lines(self) -> str:
-        return files.last_log_lines(self.layout, self.node_names)
 
 
 def _as_user(name: str) -> dict[str, Any]:

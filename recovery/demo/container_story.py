@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from recovery.decision import Decision
 from recovery.demo import promises
@@ -26,11 +25,10 @@ from recovery.demo.programs import ClusterError
 from recovery.demo.promises import Ledger, Promise
 from recovery.demo.teller import Teller
 from recovery.demo.training import Run
+from recovery.demo.until import Until
 from recovery.slurm.base import Job, Node, SchedulerError
 from slurm_hooks.node_config import Budget
 from slurm_hooks.record import seconds_of
-
-T = TypeVar("T")
 
 UP = "one command: every container becomes healthy"
 ACCOUNTED = "a job trains on two nodes, and slurmdbd has it"
@@ -87,16 +85,10 @@ class Stage:
     ledger: Ledger
     reference: str | None = None
     runs: list[Run] = field(default_factory=list)
+    until: Until = field(init=False)
 
-    def until(self, condition: Callable[[], T], what: str, run: Run | None = None) -> T:
-        """Wait for a condition, and show a run's progress meanwhile."""
-
-        def look() -> T:
-            step = f", step {run.step} of {STEPS}" if run else ""
-            self.teller.progress(f"waiting until {what}{step}")
-            return condition()
-
-        return self.cluster.wait(look, LIMIT_SECONDS, what)
+    def __post_init__(self) -> None:
+        self.until = Until(self.cluster, self.teller, LIMIT_SECONDS, STEPS)
 
     def sbatch(self, *argv: str, environment: str = "") -> int:
         """Submit as ann, from the folder of the examples; return the job id."""

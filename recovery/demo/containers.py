@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from recovery.demo.programs import SYSTEM_PATH, ClusterError
+from recovery.demo.waiting import wait_for
 from recovery.slurm.cli import CliScheduler
 
 T = TypeVar("T")
@@ -136,12 +136,7 @@ class Containers:
         Raises:
             ClusterError: none came in time.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while not (value := condition()):
-            if time.monotonic() > deadline:
-                raise ClusterError(f"not within {timeout_seconds:g} s: {what}")
-            time.sleep(POLL_SECONDS)
-        return value
+        return wait_for(condition, timeout_seconds, what, poll_seconds=POLL_SECONDS)
 
     def logs(self, *services: str) -> str:
         """Return the last lines of these containers, or of all."""

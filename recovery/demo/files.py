@@ -100,7 +100,7 @@ def read(path: Path) -> str:
 
 def last_log_lines(layout: Layout, nodes: Sequence[str]) -> str:
     """Return the end of every daemon's log, for whoever asks why something did not happen."""
-    logs = [layout.controller_log, layout.controller_log.with_suffix(".err")]
+    logs = [layout.aggregator_log, layout.controller_log, layout.controller_log.with_suffix(".err")]
     logs += [layout.munge_socket.parent / "err"]
     logs += [layout.slurmd_log(node) for node in nodes]
     logs += [layout.node(node) / "slurmd.err" for node in nodes]

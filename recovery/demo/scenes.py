@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from recovery.decision import Decision
 from recovery.demo import promises
@@ -20,10 +19,9 @@ from recovery.demo.promises import Ledger
 from recovery.demo.service import Service
 from recovery.demo.teller import WIDTH, Teller
 from recovery.demo.training import STEPS, Run, Training
+from recovery.demo.until import Until
 from recovery.slurm.base import Job, Node
 from slurm_hooks.record import seconds_of
-
-T = TypeVar("T")
 
 GPU = 3
 FAULT_STEP = 30
@@ -63,16 +61,10 @@ class Stage:
     reference: Run | None = None
     avoided: str = ""
     jobs: list[int] = field(default_factory=list)
+    until: Until = field(init=False)
 
-    def until(self, condition: Callable[[], T], what: str, run: Run | None = None) -> T:
-        """Wait for a condition, and show a run's progress meanwhile."""
-
-        def look() -> T:
-            step = f", step {run.step} of {STEPS}" if run else ""
-            self.teller.progress(f"waiting until {what}{step}")
-            return condition()
-
-        return self.cluster.wait(look, LIMIT_SECONDS, what)
+    def __post_init__(self) -> None:
+        self.until = Until(self.cluster, self.teller, LIMIT_SECONDS, STEPS)
 
     def submit(self, name: str, *arguments: str) -> Run:
         """Submit a run and wait until it trains."""

@@ -34,6 +34,9 @@ there is no cgroup to be had, as in a container, although no plugin of slurm.con
 
 TASK_PROLOG = "slurm-hook-task-prolog"
 
+_JOBS_OF_A_PORT = 10
+"""Job numbers of two clusters lie so far apart a port; neighbouring ports are rare."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -60,6 +63,11 @@ class Layout:
     def controller_log(self) -> Path:
         """slurmctld's log; every call it receives is in it."""
         return self.folder / "controller" / "slurmctld.log"
+
+    @property
+    def aggregator_log(self) -> Path:
+        """What all aggregators that were run beside this cluster have said."""
+        return self.folder / "aggregator.log"
 
     @property
     def library_folder(self) -> Path:
@@ -113,6 +121,8 @@ def slurm_conf(
         f"StateSaveLocation={folder}/controller",
         f"SlurmctldPidFile={folder}/controller/slurmctld.pid",
         f"SlurmctldLogFile={layout.controller_log}",
+        "# Numbers of its own: a hook that looks for a job's processes sees those of all clusters.",
+        f"FirstJobId={controller_port * _JOBS_OF_A_PORT}",
         "# At this level slurmctld logs each call it receives: who changed what can be read there.",
         "SlurmctldDebug=debug2",
         f"SlurmdSpoolDir={folder}/nodes/%n/slurmd",
