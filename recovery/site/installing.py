@@ -62,10 +62,7 @@ def plan(site: Site, root: Path) -> list[Change]:
         _config(site, root),
         *_spool(site, root),
         _folder(_below(root, site.state), STATE_MODE, site.uid),
-        *(
-            _link(_below(root, site.hooks / name), site.programs / name)
-            for name in texts.HOOKS.values()
-        ),
+        *_hooks(site, root),
         _text(root / UNIT, texts.unit(site)),
         _text(root / LOGROTATE, texts.logrotate()),
     ]
@@ -73,12 +70,9 @@ def plan(site: Site, root: Path) -> list[Change]:
 
 
 def plan_node(site: Site, root: Path) -> list[Change]:
-    """Return what has to change for a compute node: the links, and recovery.toml if it lacks."""
-    links = [
-        _link(_below(root, site.hooks / name), site.programs / name)
-        for name in texts.HOOKS.values()
-    ]
-    return [change for change in (_config(site, root), *links) if change is not None]
+    """Return what has to change for a compute node: the hooks, and recovery.toml if it lacks."""
+    changes = [_config(site, root), *_hooks(site, root)]
+    return [change for change in changes if change is not None]
 
 
 def apply(changes: Sequence[Change]) -> None:
@@ -158,38 +152,35 @@ def _folder(path: Path, mode: int, uid: int) -> Change | None:
     return Change(path, before, wanted, make)
 
 
-def _link(path: Path, target: Path) -> Change | None:
+def _hooks(site: Site, root: Path) -> list[Change | None]:
+    return [
+        _text(_below(root, site.hooks / name), texts.hook(site, name), mode=0o755)
+        for name in texts.HOOKS.values()
+    ]
+
+
+def _text(path: Path, text: str, mode: int = 0o644) -> Change | None:
+    """Return the change that makes a file of ``text``.
+
+    The file is replaced by a rename: slurmd never finds a hook absent, which it takes for a failed
+    one. A link in its place is replaced as well, never written through; earlier versions made the
+    hooks links.
+    """
     before = ""
     if path.is_symlink():
         before = f"link to {path.readlink()}"
     elif path.exists():
-        raise InstallError(f"{path} is there and is no link: move it away")
-    wanted = f"link to {target}"
-    if before == wanted:
-        return None
-
-    def make() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
-        new.unlink(missing_ok=True)
-        new.symlink_to(target)
-        new.replace(path)  # slurmd never finds the hook absent, which it would take for a failure
-
-    return Change(path, before, wanted, make)
-
-
-def _text(path: Path, text: str) -> Change | None:
-    before = ""
-    if os.path.lexists(path):
         try:
             before = spool.read_regular(path, _READ_LIMIT_BYTES).decode("utf-8", "replace")
         except spool.SpoolError as error:
             raise InstallError(f"{error}: move it away") from error
+        if before == text and mode & ~stat.S_IMODE(path.stat().st_mode):
+            before = f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
     if before == text:
         return None
 
     def make() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        spool.write(path.parent, path.name, text.encode())
+        spool.write(path.parent, path.name, text.encode(), mode=mode)
 
     return Change(path, before, text, make)
