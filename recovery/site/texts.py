@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from slurm_hooks import config_file
+
 HOOKS = {
     "Prolog": "slurm-hook-prolog",
     "Epilog": "slurm-hook-epilog",
@@ -47,7 +49,7 @@ class Site:
     authenticate: str = "owner"
     user: str = "root"
     uid: int = 0
-    config: Path = Path("/etc/slurm/recovery.toml")
+    config: Path = Path(config_file.DEFAULT_NAME)
     extra_path: str = ""
 
     @property
@@ -157,12 +159,14 @@ def hook(site: Site, name: str) -> str:
     the current folder, which for a task prolog is the job's.
     """
     module, function = _ENTRIES[name]
+    named = f"export {config_file.PATH_VARIABLE}={shlex.quote(str(site.config))}\n"
     return f"""\
 #!/bin/sh
 # {name}, written by `recovery init`. Slurm drains the node of a hook that fails, so
 # one whose Python or package is gone does nothing; `slurm-hooks doctor` and the silent node tell.
 python={shlex.quote(str(site.python))}
 [ -x "$python" ] || exit 0
+{"" if site.config == Path(config_file.DEFAULT_NAME) else named}\
 exec "$python" -Ic 'try:
     from {module} import {function}
 except Exception:
