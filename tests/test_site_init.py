@@ -217,6 +217,15 @@ def test_a_link_where_the_spool_belongs_is_refused(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", ["/a b", "/a%b", "/a\nExecStart=/bin/false", '/a"b'])
+@pytest.mark.parametrize("option", ["--spool", "--state", "--hooks"])
+def test_a_path_that_a_unit_cannot_name_is_refused(tmp_path: Path, option: str, path: str) -> None:
+    refused = init(tmp_path, "--yes", f"{option}={path}")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "choose another" in refused.stderr
+    assert everything(tmp_path) == {}
+
+
 def test_an_unknown_user_is_named(tmp_path: Path) -> None:
     refused = init(tmp_path, "--yes", "--user=nosuchuser")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ LOGROTATE = Path("etc/logrotate.d/slurm-recovery")
 STATE_MODE = 0o750
 
 _READ_LIMIT_BYTES = 1 << 20
+
+_ODD = re.compile(r"""[\s%$"'\\#\x00-\x1f]""")
 
 
 class InstallError(Exception):
@@ -55,9 +58,11 @@ def plan(site: Site, root: Path) -> list[Change]:
     """Return what has to change for the controller ``site`` below ``root``, in order.
 
     Raises:
-        InstallError: a path is taken by something else, or recovery.toml says other places.
+        InstallError: a path is taken by something else or cannot stand in a unit, or recovery.toml
+            says other places.
         ConfigError: recovery.toml is there and cannot be read.
     """
+    _insist_on_plain_paths(site)
     changes = [
         _config(site, root),
         *_spool(site, root),
@@ -71,6 +76,7 @@ def plan(site: Site, root: Path) -> list[Change]:
 
 def plan_node(site: Site, root: Path) -> list[Change]:
     """Return what has to change for a compute node: the hooks, and recovery.toml if it lacks."""
+    _insist_on_plain_paths(site)
     changes = [_config(site, root), *_hooks(site, root)]
     return [change for change in changes if change is not None]
 
@@ -81,13 +87,23 @@ def apply(changes: Sequence[Change]) -> None:
     Raises:
         InstallError: one of them cannot be made; those before it are.
     """
+    mend = "; run this as root" if os.geteuid() else ""
     for change in changes:
         try:
             change.make()
         except OSError as error:
-            raise InstallError(f"{error.filename or change.path}: {error.strerror}") from error
+            says = f"{error.filename or change.path}: {error.strerror}"
+            raise InstallError(f"{says}{mend}") from error
         except spool.SpoolError as error:
-            raise InstallError(str(error)) from error
+            raise InstallError(f"{error}{mend}") from error
+
+
+def _insist_on_plain_paths(site: Site) -> None:
+    """systemd and slurm.conf take a space for the next value, and systemd ``%`` for a specifier."""
+    for path in (site.spool, site.state, site.hooks, site.python, site.config):
+        if odd := _ODD.search(str(path)):
+            says = f"{str(path)!r}: neither a unit nor slurm.conf can name a path with {odd[0]!r}"
+            raise InstallError(f"{says}: choose another")
 
 
 def _below(root: Path, path: Path) -> Path:
