@@ -127,6 +127,15 @@ def test_a_hook_that_does_nothing_since_its_python_is_gone_is_found(
     assert "recovery init --node" in found["Epilog"]["mend"]
 
 
+@pytest.mark.parametrize("name", ["incoming", "heartbeat", "claims", "control/gate"])
+def test_each_folder_that_a_node_writes_into_is_tried(node: Node, name: str) -> None:
+    (node.spool / name).rmdir()
+    (node.spool / name).touch()
+    status, found = examine(node)
+    assert (status, found["spool"]["status"]) == (1, "broken")
+    assert str(node.spool / name) in found["spool"]["says"]
+
+
 def test_a_script_of_the_site_that_runs_the_hook_counts_as_the_hook(node: Node) -> None:
     folder = node.root / "prolog.d"
     folder.mkdir()

@@ -134,6 +134,22 @@ def test_an_aggregator_without_roots_rights_owns_what_it_writes(tmp_path: Path) 
     assert "User=nobody" in (tmp_path / "etc/systemd/system/slurm-recovery.service").read_text()
 
 
+@needs_root
+def test_folders_that_nodes_write_are_left_to_the_admin_where_munge_tells_whose_word_it_is(
+    tmp_path: Path,
+) -> None:
+    options = ("--yes", "--user=nobody", "--authenticate=munge")
+    init(tmp_path, *options)
+    spool = tmp_path / "shared/slurm-recovery"
+    for name in ("incoming", "heartbeat", "claims", "control/gate"):  # as docs/install.md has it
+        shutil.chown(spool / name, group=NOBODY)
+        (spool / name).chmod(0o775)
+    assert "Nothing to do" in init(tmp_path, *options).stdout
+    (spool / "control").chmod(0o775)
+    assert "-folder, mode 0775" in init(tmp_path, *options).stdout
+    assert stat.S_IMODE((spool / "control").stat().st_mode) == 0o755
+
+
 def test_a_node_gets_the_hooks_and_the_configuration_alone(tmp_path: Path) -> None:
     assert init(tmp_path, "--yes", "--node").returncode == 0
     files = [path for path, seen in everything(tmp_path).items() if not seen.startswith("4")]

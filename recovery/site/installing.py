@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import pwd
 import re
 import stat
 from collections.abc import Callable, Sequence
@@ -135,8 +136,11 @@ def _config(site: Site, root: Path) -> Change | None:
 
 def _spool(site: Site, root: Path) -> list[Change | None]:
     base = _below(root, site.spool)
-    folders = [(base / name, mode) for name, mode in spool.FOLDERS.items()]
-    return [_folder(path, mode, site.uid) for path, mode in ((base, 0o755), *folders)]
+    folders = [(base, 0o755), *((base / name, mode) for name, mode in spool.FOLDERS.items())]
+    theirs: set[Path] = set()
+    if site.authenticate == "munge":  # who may write there proves nothing, and is for the admin
+        theirs = {base / name for name in spool.OF_NODES if (base / name).is_dir()}
+    return [_folder(path, mode, site.uid) for path, mode in folders if path not in theirs]
 
 
 def _folder(path: Path, mode: int, uid: int) -> Change | None:
@@ -153,8 +157,26 @@ def _folder(path: Path, mode: int, uid: int) -> Change | None:
         return None
 
     def make() -> None:
+        try:
+            set_up()
+        except PermissionError:
+            if os.geteuid() or not uid:
+                raise
+            # An export with root_squash: whom the folder is for may do there what root may not.
+            if not before and path.is_dir():
+                path.rmdir()  # made as nobody's
+            account = pwd.getpwuid(uid)
+            os.setegid(account.pw_gid)
+            os.seteuid(uid)
+            try:
+                set_up()
+            finally:
+                os.seteuid(0)
+                os.setegid(0)
+
+    def set_up() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not before:
+        if not path.exists():
             path.mkdir()
         # Never through a link that somebody has put there meanwhile.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
