@@ -168,7 +168,8 @@ def _spool(config: Config, node: str) -> Check:
             write(spool.path / name, f".doctor.{node}", b"")
             (spool.path / name / f".doctor.{node}").unlink()
     except (SpoolError, OSError) as error:
-        mend = "export it writable for root of the nodes; with root_squash: docs/install.md"
+        mend = "recovery init on the controller, if it lacks a folder; else export it writable for"
+        mend += " root of the nodes (with root_squash: docs/install.md)"
         return Check("spool", "broken", str(error), mend)
     return Check("spool", "ok", f"{spool.path}: writable, {spool.authenticate} authentication")
 

@@ -6,6 +6,7 @@ Hooks run as root, who is nobody on that file system; the aggregator as another 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +38,8 @@ SLOW = "[hooks]\nbudget = {prolog = 9, epilog = 40, health_check = 40}\n"
 def cluster() -> Iterator[Cluster]:
     """A cluster with its spool on the NFS, made by ``recovery init`` and the documented command."""
     with Cluster(nodes=1, gpus=0, slurm_user=USER, health_check_seconds=20) as running:
-        (Path(EXPORT) / "site").mkdir()
-        (Path(EXPORT) / "site").chmod(0o777)
+        (Path(EXPORT) / "site/spool").mkdir(parents=True)
+        shutil.chown(Path(EXPORT) / "site/spool", USER)
         settings = f'authenticate = "munge"\nmunge_socket = "{running.layout.munge_socket}"\n'
         path = f'path = "{MOUNT}/site/spool"\n'
         running.configure(f"{ACT}[spool]\n{path}{settings}{SLOW}")
