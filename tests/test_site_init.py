@@ -222,6 +222,16 @@ def test_the_links_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
     assert old.read_text() == "an earlier version's program"
 
 
+def test_a_unit_that_somebody_has_masked_stays_masked(tmp_path: Path) -> None:
+    unit = tmp_path / "etc/systemd/system/slurm-recovery.service"
+    unit.parent.mkdir(parents=True)
+    unit.symlink_to("/dev/null")
+    refused = init(tmp_path, "--yes")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "move it away" in refused.stderr
+    assert str(unit.readlink()) == "/dev/null"
+
+
 def test_a_link_where_the_spool_belongs_is_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -192,22 +192,23 @@ def _folder(path: Path, mode: int, uid: int) -> Change | None:
 
 def _hooks(site: Site, root: Path) -> list[Change | None]:
     return [
-        _text(_below(root, site.hooks / name), texts.hook(site, name), mode=0o755)
+        _text(_below(root, site.hooks / name), texts.hook(site, name), is_hook=True)
         for name in texts.HOOKS.values()
     ]
 
 
-def _text(path: Path, text: str, mode: int = 0o644) -> Change | None:
+def _text(path: Path, text: str, *, is_hook: bool = False) -> Change | None:
     """Return the change that makes a file of ``text``.
 
     The file is replaced by a rename: slurmd never finds a hook absent, which it takes for a failed
-    one. A link in its place is replaced as well, never written through; earlier versions made the
-    hooks links.
+    one. Earlier versions made the hooks links; any other link is somebody's (systemd's own masks a
+    unit) and is in the way.
     """
+    mode = 0o755 if is_hook else 0o644
     before = ""
-    if path.is_symlink():
+    if is_hook and path.is_symlink():
         before = f"link to {path.readlink()}"
-    elif path.exists():
+    elif os.path.lexists(path):
         try:
             before = spool.read_regular(path, _READ_LIMIT_BYTES).decode("utf-8", "replace")
         except spool.SpoolError as error:
