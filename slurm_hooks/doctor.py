@@ -23,7 +23,7 @@ from slurm_hooks.deadline import ChildOutcome, Children, run_one
 from slurm_hooks.delivery import buffer_of
 from slurm_hooks.looking import collect, start, states_of
 from slurm_hooks.record import ProbeResult
-from slurm_hooks.spool import MUNGE_COMMANDS, SpoolError, make_private, seal, write
+from slurm_hooks.spool import MUNGE_COMMANDS, OF_NODES, SpoolError, make_private, seal, write
 
 _SECONDS = 3.0
 _PROBE_SECONDS = 40.0
@@ -164,10 +164,13 @@ def _spool(config: Config, node: str) -> Check:
             says = f"others could write records into {incoming}"
             return Check("spool", "broken", says, f"chmod go-w {incoming}, or use munge")
     try:
-        write(incoming, f".doctor.{node}", b"")
-        (incoming / f".doctor.{node}").unlink()
+        for name in OF_NODES:
+            write(spool.path / name, f".doctor.{node}", b"")
+            (spool.path / name / f".doctor.{node}").unlink()
     except (SpoolError, OSError) as error:
-        return Check("spool", "broken", str(error), "export it writable for root of the nodes")
+        mend = "recovery init on the controller, if it lacks a folder; else export it writable for"
+        mend += " root of the nodes (with root_squash: docs/install.md)"
+        return Check("spool", "broken", str(error), mend)
     return Check("spool", "ok", f"{spool.path}: writable, {spool.authenticate} authentication")
 
 

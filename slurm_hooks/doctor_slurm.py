@@ -6,6 +6,8 @@ Reads the file as ``gres`` does, and asks Slurm nothing: a node is examined befo
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +30,11 @@ _ALLOCATES = {"alloc", "contain", "deferbatch", "forcerequeueonfail", "serial", 
 """PrologFlags with which the prolog runs at allocation, on every node (slurm.conf(5))."""
 
 _WRAPPER_BYTES = 64 * 1024
+
+_PYTHON = re.compile(rb"^python=(\S.*)$", re.MULTILINE)
+"""The line that says so in the scripts of ``recovery init``."""
+
+_PYTHON_SECONDS = 2.0
 
 Settings = Mapping[str, Sequence[str]]
 """Every value of a key of slurm.conf, by the key in lower case."""
@@ -81,6 +88,10 @@ def _program(key: str, name: str, config: Config) -> Check:
     if not running:
         says = f"{', '.join(map(str, programs))} does not name {name}"
         return Check(key, "warning", says, f"let it end with: exec {_beside_python(name)}")
+    for program in running:
+        if (python := _python_of(program)) and not _has_the_package(python):
+            says = f"{program} does nothing: {python} is gone, or has no slurm_hooks"
+            return Check(key, "broken", says, "recovery init --node, of an installation that works")
     if key == "HealthCheckProgram" and not _number(found, "healthcheckinterval", 0):
         says = f"{running[0]} never runs: HealthCheckInterval is 0"
         return Check(key, "broken", says, f"in {path}: HealthCheckInterval=60")
@@ -133,6 +144,25 @@ def _expand(value: str) -> Sequence[Path]:
 def _mentions(program: Path, name: str) -> bool:
     with program.open("rb") as script:
         return name.encode() in script.read(_WRAPPER_BYTES)
+
+
+def _python_of(program: Path) -> str:
+    """The Python that a script of ``recovery init`` runs; the empty text where it is another's."""
+    with program.open("rb") as script:
+        found = _PYTHON.search(script.read(_WRAPPER_BYTES))
+    return "".join(shlex.split(os.fsdecode(found[1]))[:1]) if found else ""
+
+
+def _has_the_package(python: str) -> bool:
+    """``-I``: as the hooks start it."""
+    import subprocess
+
+    argv = [python, "-Ic", "import slurm_hooks.hooks"]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_PYTHON_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _beside_python(name: str) -> Path:

@@ -103,7 +103,7 @@ def _run(hook: str, started: float, plan: bytes | None = None) -> int:
 
 
 def _sense_and_report(hook: str, started: float, plan: bytes | None) -> int:
-    lean.load("dataclasses", without="inspect")
+    lean.load("dataclasses", without="inspect", get_annotations=lean.own_annotations)
     lean.load("pathlib", without="ipaddress")
     from slurm_hooks import context, looking
     from slurm_hooks.deadline import Children

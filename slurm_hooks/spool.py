@@ -41,6 +41,9 @@ FOLDERS = {
     "claims": 0o755,
 }
 
+OF_NODES = ("incoming", "heartbeat", "claims", "control/gate")
+"""The folders that nodes write into; all others are the aggregator's, and the reviewers'."""
+
 MUNGE_COMMANDS = ("/usr/bin/munge", "/usr/local/bin/munge", "/opt/munge/bin/munge")
 """Where MUNGE's command is looked for: slurmd gives its hooks no PATH."""
 

@@ -113,6 +113,29 @@ def test_what_slurm_conf_lacks_is_said_with_the_line_that_mends_it(
     assert exit_status == int(status == "broken")
 
 
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false"])
+def test_a_hook_that_does_nothing_since_its_python_is_gone_is_found(
+    node: Node, python: str
+) -> None:
+    script = node.root / "slurm-hook-epilog"
+    script.write_text(f"#!/bin/sh\n# slurm-hook-epilog\npython={python}\n")
+    script.chmod(0o755)
+    slurm_conf(node, Epilog=str(script))
+    status, found = examine(node)
+    assert (status, found["Epilog"]["status"]) == (1, "broken")
+    assert python in found["Epilog"]["says"]
+    assert "recovery init --node" in found["Epilog"]["mend"]
+
+
+@pytest.mark.parametrize("name", ["incoming", "heartbeat", "claims", "control/gate"])
+def test_each_folder_that_a_node_writes_into_is_tried(node: Node, name: str) -> None:
+    (node.spool / name).rmdir()
+    (node.spool / name).touch()
+    status, found = examine(node)
+    assert (status, found["spool"]["status"]) == (1, "broken")
+    assert str(node.spool / name) in found["spool"]["says"]
+
+
 def test_a_script_of_the_site_that_runs_the_hook_counts_as_the_hook(node: Node) -> None:
     folder = node.root / "prolog.d"
     folder.mkdir()

@@ -100,7 +100,7 @@ def test_it_behaves_as_a_frozen_dataclass(make: Callable[[Any], Any], kinds: Any
 def test_what_was_left_out_of_an_import_is_there_for_who_uses_it() -> None:
     script = """
 from slurm_hooks import lean
-lean.load("dataclasses", without="inspect")
+lean.load("dataclasses", without="inspect", get_annotations=lean.own_annotations)
 import sys
 assert "inspect" not in sys.modules
 import dataclasses
@@ -110,5 +110,6 @@ class Undocumented:
 assert Undocumented.__doc__ == "Undocumented(a: int = 1)", Undocumented.__doc__
 import inspect
 assert inspect.signature
+assert inspect.get_annotations(Undocumented) == lean.own_annotations(Undocumented) == {"a": int}
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

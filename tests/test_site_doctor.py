@@ -74,6 +74,29 @@ def test_a_silent_node_and_a_wrong_clock_are_named(cluster: Cluster) -> None:
     assert checks["clocks"]["says"].startswith("n2: up to 200 s")
 
 
+def test_a_node_with_another_munge_key_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    socket = cluster.layout.munge_socket
+    cluster.configure(f'[spool]\nauthenticate = "munge"\nmunge_socket = "{socket}"\n')
+    originals = {node: beat(cluster, node).read_bytes() for node in cluster.node_names}
+    for node, content in originals.items():
+        (tmp_path / "beat").write_bytes(content)
+        sealed = cluster.run("munge", f"--socket={socket}", f"--input={tmp_path}/beat").stdout
+        beat(cluster, node).write_text(sealed, "ascii")
+    # What another key makes of it, as unmunge sees it: a credential whose MAC is wrong.
+    spoiled = beat(cluster, "n1").read_text("ascii")
+    beat(cluster, "n1").write_text(f"{spoiled[:40]}AAAA{spoiled[44:]}", "ascii")
+    try:
+        status, checks = doctor(cluster)
+    finally:
+        cluster.configure("")
+        for node, content in originals.items():
+            beat(cluster, node).write_bytes(content)
+    assert (status, checks["heartbeats"]["status"]) == (1, "broken")
+    assert "n1.json is ignored" in checks["heartbeats"]["says"]
+    assert "munge.key" in checks["heartbeats"]["mend"]
+    assert checks["nodes"]["says"].endswith(": n1")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
 def test_a_spool_that_others_could_write_is_not_authentic(cluster: Cluster) -> None:
     incoming = cluster.spool / "incoming"
@@ -132,3 +155,4 @@ def test_a_controller_that_does_not_answer_is_said_so(cluster: Cluster) -> None:
     )
     assert done.returncode == 1
     assert "broken  Slurm" in done.stdout
+    assert "systemctl status slurmctld" in done.stdout

@@ -10,11 +10,13 @@ import stat
 import subprocess
 import sys
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from slurm_hooks.config import ClassRule, load
+from tests.node import Node, job
 
 RECOVERY = Path(sys.executable).parent / "recovery"
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -53,7 +55,8 @@ def test_a_machine_is_made_ready_without_a_question(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "data/recovery/reviews").stat().st_mode) == 0o1777
     assert stat.S_IMODE((tmp_path / "var/lib/slurm-recovery").stat().st_mode) == 0o750
     prolog = tmp_path / "usr/local/libexec/slurm-recovery/slurm-hook-prolog"
-    assert prolog.readlink() == RECOVERY.parent / "slurm-hook-prolog"
+    assert stat.S_IMODE(prolog.stat().st_mode) == 0o755
+    assert f"python={sys.executable}\n" in prolog.read_text("utf-8")
     for line in ("Prolog=/usr/local/libexec/slurm-recovery/slurm-hook-prolog", "MinJobAge=900"):
         assert line in done.stdout
 
@@ -131,7 +134,23 @@ def test_an_aggregator_without_roots_rights_owns_what_it_writes(tmp_path: Path) 
     assert "User=nobody" in (tmp_path / "etc/systemd/system/slurm-recovery.service").read_text()
 
 
-def test_a_node_gets_the_links_and_the_configuration_alone(tmp_path: Path) -> None:
+@needs_root
+def test_folders_that_nodes_write_are_left_to_the_admin_where_munge_tells_whose_word_it_is(
+    tmp_path: Path,
+) -> None:
+    options = ("--yes", "--user=nobody", "--authenticate=munge")
+    init(tmp_path, *options)
+    spool = tmp_path / "shared/slurm-recovery"
+    for name in ("incoming", "heartbeat", "claims", "control/gate"):  # as docs/install.md has it
+        shutil.chown(spool / name, group=NOBODY)
+        (spool / name).chmod(0o775)
+    assert "Nothing to do" in init(tmp_path, *options).stdout
+    (spool / "control").chmod(0o775)
+    assert "-folder, mode 0775" in init(tmp_path, *options).stdout
+    assert stat.S_IMODE((spool / "control").stat().st_mode) == 0o755
+
+
+def test_a_node_gets_the_hooks_and_the_configuration_alone(tmp_path: Path) -> None:
     assert init(tmp_path, "--yes", "--node").returncode == 0
     files = [path for path, seen in everything(tmp_path).items() if not seen.startswith("4")]
     assert files == [
@@ -143,6 +162,76 @@ def test_a_node_gets_the_links_and_the_configuration_alone(tmp_path: Path) -> No
     ]
 
 
+HOOKS = Path("usr/local/libexec/slurm-recovery")
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "health-check", "task-prolog"])
+def test_a_hook_is_the_program_of_its_name(tmp_path: Path, name: str) -> None:
+    init(tmp_path, "--yes", "--node")
+    script = (tmp_path / HOOKS / f"slurm-hook-{name}").read_text("utf-8")
+    (entry,) = entry_points(group="console_scripts", name=f"slurm-hook-{name}")
+    assert f"from {entry.module} import {entry.attr}\n" in script
+    assert script.endswith(f"{entry.attr}()'\n")
+
+
+def test_a_hook_does_its_work(tmp_path: Path) -> None:
+    init(tmp_path, "--yes", "--node")
+    node = Node(tmp_path / "node")
+    node.finds({"code": "site.check", "severity": "fault", "summary": "something"})
+    done = run_as_slurmd_does(tmp_path / HOOKS / "slurm-hook-prolog", node)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [record["verdict"] for record in node.records()] == ["fault"]
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "health-check", "task-prolog"])
+@pytest.mark.parametrize("python", ["/nonexistent/python", sys._base_executable])  # type: ignore[attr-defined]
+def test_a_hook_whose_python_or_package_is_gone_fails_no_job(
+    tmp_path: Path, name: str, python: str
+) -> None:
+    init(tmp_path, "--yes", "--node")
+    script = tmp_path / HOOKS / f"slurm-hook-{name}"
+    script.write_text(script.read_text("utf-8").replace(sys.executable, python), "utf-8")
+    assert python in script.read_text("utf-8")
+    done = run_as_slurmd_does(script, Node(tmp_path / "node"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def run_as_slurmd_does(script: Path, node: Node) -> subprocess.CompletedProcess[str]:
+    """Run a hook on ``node``, in a folder where a job has put a file of our package's name."""
+    (node.root / "slurm_hooks.py").write_text("raise SystemExit(9)\n")
+    told = {
+        "SLURM_RECOVERY_CONFIG": str(node.config),
+        "SLURM_RECOVERY_NOTES": str(node.notes),
+        "SLURMD_NODENAME": node.name,
+    }
+    return subprocess.run(
+        [script], env={**told, **job(exit_code="1:0")}, cwd=node.root,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_links_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
+    prolog = tmp_path / HOOKS / "slurm-hook-prolog"
+    prolog.parent.mkdir(parents=True)
+    old = tmp_path / "old"
+    old.write_text("an earlier version's program")
+    prolog.symlink_to(old)
+    done = init(tmp_path, "--yes", "--node")
+    assert f"-link to {old}\n" in done.stdout
+    assert not prolog.is_symlink()
+    assert old.read_text() == "an earlier version's program"
+
+
+def test_a_unit_that_somebody_has_masked_stays_masked(tmp_path: Path) -> None:
+    unit = tmp_path / "etc/systemd/system/slurm-recovery.service"
+    unit.parent.mkdir(parents=True)
+    unit.symlink_to("/dev/null")
+    refused = init(tmp_path, "--yes")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "move it away" in refused.stderr
+    assert str(unit.readlink()) == "/dev/null"
+
+
 def test_a_link_where_the_spool_belongs_is_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -152,6 +241,15 @@ def test_a_link_where_the_spool_belongs_is_refused(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "is no folder" in refused.stderr
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a%b", "/a\nExecStart=/bin/false", '/a"b'])
+@pytest.mark.parametrize("option", ["--spool", "--state", "--hooks"])
+def test_a_path_that_a_unit_cannot_name_is_refused(tmp_path: Path, option: str, path: str) -> None:
+    refused = init(tmp_path, "--yes", f"{option}={path}")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "choose another" in refused.stderr
+    assert everything(tmp_path) == {}
 
 
 def test_an_unknown_user_is_named(tmp_path: Path) -> None:

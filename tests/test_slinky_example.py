@@ -10,9 +10,12 @@ import jsonschema
 import yaml
 
 from slurm_hooks.config import load
-from tests.test_slurm_conf_example import settings
+from tests.test_slurm_conf_example import INSTALLED, settings
 
 SLINKY = Path(__file__).parent.parent / "examples" / "slinky"
+IN_THE_IMAGE = "/opt/slurm-recovery/bin/slurm-hook-"
+"""An image holds the programs and their Python together: no `recovery init` stands between."""
+
 SCHEMAS = Path(__file__).parent / "data" / "slinky"
 
 
@@ -73,7 +76,7 @@ def test_the_aggregator_has_no_right_in_kubernetes() -> None:
 
 
 def test_slurm_runs_each_hook_as_slurm_conf_example_says() -> None:
-    asked = settings()
+    asked = {key: value.replace(INSTALLED, IN_THE_IMAGE) for key, value in settings().items()}
     for key in ("Prolog", "Epilog"):
         script = next(iter(values()[f"{key.lower()}Scripts"].values()))
         assert script == f"#!/bin/sh\nexec {asked[key]}\n"

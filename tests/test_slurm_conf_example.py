@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slurm
 
 EXAMPLE = Path(__file__).parents[1] / "slurm.conf.example"
 
-INSTALLED = "/opt/slurm-recovery/bin/slurm-hook-"
+INSTALLED = "/usr/local/libexec/slurm-recovery/slurm-hook-"
 
 WRAPPER = {"prolog", "epilog", "health-check", "task-prolog"}
 

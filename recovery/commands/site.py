@@ -32,9 +32,9 @@ _PATH = click.Path(path_type=Path, file_okay=False)
 )
 @click.option("--user", default="root", show_default=True, help="Whom the aggregator runs as.")
 @click.option(
-    "--hooks", type=_PATH, default=_HOOKS, show_default=True, help="Folder of links to the hooks."
+    "--hooks", type=_PATH, default=_HOOKS, show_default=True, help="Folder of the hooks' scripts."
 )
-@click.option("--node", is_flag=True, help="A compute node: only recovery.toml and the links.")
+@click.option("--node", is_flag=True, help="A compute node: only recovery.toml and the hooks.")
 @click.option(
     "--root", type=_PATH, default=Path("/"), help="Write below this folder, for an image."
 )
@@ -54,7 +54,7 @@ def init(
 ) -> None:
     """Make this machine ready: show what would change, ask, and write it.
 
-    Writes recovery.toml (unless there is one), the spool's folders, links to the hooks, a systemd
+    Writes recovery.toml (unless there is one), the spool's folders, the hooks' scripts, a systemd
     unit for the aggregator and its log's rotation, and prints the lines for slurm.conf. What is
     left out is asked of recovery.toml, else has its default. Run again, it finds nothing to do.
     """
@@ -69,7 +69,7 @@ def init(
         site = texts.Site(
             spool=(spool or found.spool.path).absolute(),
             state=(state or found.controller.state).absolute(),
-            programs=Path(sys.executable).parent,
+            python=Path(sys.executable),
             hooks=hooks.absolute(),
             cluster=found.controller.cluster if cluster is None else cluster,
             authenticate=authenticate or found.spool.authenticate,

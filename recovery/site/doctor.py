@@ -53,7 +53,10 @@ def examine(environment: Mapping[str, str]) -> list[Check]:
     try:
         slurm = ask(environment)
     except SlurmSilent as error:
-        mend = "run this on the controller, with SLURM_CONF and PATH as the aggregator has them"
+        mend = (
+            "systemctl status slurmctld; if it runs, run this on the controller, with SLURM_CONF"
+            " and PATH as the aggregator has them"
+        )
         return [*checks, Check("Slurm", "broken", f"{error}", mend)]
     checks += [question() for question in doctor_slurm.questions(config, slurm)]
     return [*checks, *_nodes(config, slurm, environment)]
@@ -166,7 +169,10 @@ def _nodes(config: Config, slurm: Settings, environment: Mapping[str, str]) -> l
     if outcome.status != "ok":
         return [Check("nodes", "broken", f"{outcome.status}: {outcome.detail}", "see the spool")]
     beats, problems = pickle.loads(outcome.output)
-    checks = [Check("heartbeats", "broken", one, "see spool.trusted_uids") for one in problems[:3]]
+    trust = "see spool.trusted_uids"
+    if config.spool.authenticate == "munge":
+        trust = f"the same munge.key and time there as here, munged restarted; else {trust}"
+    checks = [Check("heartbeats", "broken", one, trust) for one in problems[:3]]
     up = {name for name, node in known.items() if node.state not in ("DOWN", "FUTURE", "UNKNOWN")}
     if not slurm.text("HealthCheckProgram"):
         says = "no health checks: what nodes can do is not known before a job fails there"

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import pwd
+import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ LOGROTATE = Path("etc/logrotate.d/slurm-recovery")
 STATE_MODE = 0o750
 
 _READ_LIMIT_BYTES = 1 << 20
+
+_ODD = re.compile(r"""[\s%$"'\\#\x00-\x1f]""")
 
 
 class InstallError(Exception):
@@ -55,17 +59,16 @@ def plan(site: Site, root: Path) -> list[Change]:
     """Return what has to change for the controller ``site`` below ``root``, in order.
 
     Raises:
-        InstallError: a path is taken by something else, or recovery.toml says other places.
+        InstallError: a path is taken by something else or cannot stand in a unit, or recovery.toml
+            says other places.
         ConfigError: recovery.toml is there and cannot be read.
     """
+    _insist_on_plain_paths(site)
     changes = [
         _config(site, root),
         *_spool(site, root),
         _folder(_below(root, site.state), STATE_MODE, site.uid),
-        *(
-            _link(_below(root, site.hooks / name), site.programs / name)
-            for name in texts.HOOKS.values()
-        ),
+        *_hooks(site, root),
         _text(root / UNIT, texts.unit(site)),
         _text(root / LOGROTATE, texts.logrotate()),
     ]
@@ -73,12 +76,10 @@ def plan(site: Site, root: Path) -> list[Change]:
 
 
 def plan_node(site: Site, root: Path) -> list[Change]:
-    """Return what has to change for a compute node: the links, and recovery.toml if it lacks."""
-    links = [
-        _link(_below(root, site.hooks / name), site.programs / name)
-        for name in texts.HOOKS.values()
-    ]
-    return [change for change in (_config(site, root), *links) if change is not None]
+    """Return what has to change for a compute node: the hooks, and recovery.toml if it lacks."""
+    _insist_on_plain_paths(site)
+    changes = [_config(site, root), *_hooks(site, root)]
+    return [change for change in changes if change is not None]
 
 
 def apply(changes: Sequence[Change]) -> None:
@@ -87,13 +88,23 @@ def apply(changes: Sequence[Change]) -> None:
     Raises:
         InstallError: one of them cannot be made; those before it are.
     """
+    mend = "; run this as root" if os.geteuid() else ""
     for change in changes:
         try:
             change.make()
         except OSError as error:
-            raise InstallError(f"{error.filename or change.path}: {error.strerror}") from error
+            says = f"{error.filename or change.path}: {error.strerror}"
+            raise InstallError(f"{says}{mend}") from error
         except spool.SpoolError as error:
-            raise InstallError(str(error)) from error
+            raise InstallError(f"{error}{mend}") from error
+
+
+def _insist_on_plain_paths(site: Site) -> None:
+    """systemd and slurm.conf take a space for the next value, and systemd ``%`` for a specifier."""
+    for path in (site.spool, site.state, site.hooks, site.python, site.config):
+        if odd := _ODD.search(str(path)):
+            says = f"{str(path)!r}: neither a unit nor slurm.conf can name a path with {odd[0]!r}"
+            raise InstallError(f"{says}: choose another")
 
 
 def _below(root: Path, path: Path) -> Path:
@@ -125,8 +136,11 @@ def _config(site: Site, root: Path) -> Change | None:
 
 def _spool(site: Site, root: Path) -> list[Change | None]:
     base = _below(root, site.spool)
-    folders = [(base / name, mode) for name, mode in spool.FOLDERS.items()]
-    return [_folder(path, mode, site.uid) for path, mode in ((base, 0o755), *folders)]
+    folders = [(base, 0o755), *((base / name, mode) for name, mode in spool.FOLDERS.items())]
+    theirs: set[Path] = set()
+    if site.authenticate == "munge":  # who may write there proves nothing, and is for the admin
+        theirs = {base / name for name in spool.OF_NODES if (base / name).is_dir()}
+    return [_folder(path, mode, site.uid) for path, mode in folders if path not in theirs]
 
 
 def _folder(path: Path, mode: int, uid: int) -> Change | None:
@@ -143,8 +157,26 @@ def _folder(path: Path, mode: int, uid: int) -> Change | None:
         return None
 
     def make() -> None:
+        try:
+            set_up()
+        except PermissionError:
+            if os.geteuid() or not uid:
+                raise
+            # An export with root_squash: whom the folder is for may do there what root may not.
+            if not before and path.is_dir():
+                path.rmdir()  # made as nobody's
+            account = pwd.getpwuid(uid)
+            os.setegid(account.pw_gid)
+            os.seteuid(uid)
+            try:
+                set_up()
+            finally:
+                os.seteuid(0)
+                os.setegid(0)
+
+    def set_up() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not before:
+        if not path.exists():
             path.mkdir()
         # Never through a link that somebody has put there meanwhile.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -158,38 +190,36 @@ def _folder(path: Path, mode: int, uid: int) -> Change | None:
     return Change(path, before, wanted, make)
 
 
-def _link(path: Path, target: Path) -> Change | None:
+def _hooks(site: Site, root: Path) -> list[Change | None]:
+    return [
+        _text(_below(root, site.hooks / name), texts.hook(site, name), is_hook=True)
+        for name in texts.HOOKS.values()
+    ]
+
+
+def _text(path: Path, text: str, *, is_hook: bool = False) -> Change | None:
+    """Return the change that makes a file of ``text``.
+
+    The file is replaced by a rename: slurmd never finds a hook absent, which it takes for a failed
+    one. Earlier versions made the hooks links; any other link is somebody's (systemd's own masks a
+    unit) and is in the way.
+    """
+    mode = 0o755 if is_hook else 0o644
     before = ""
-    if path.is_symlink():
+    if is_hook and path.is_symlink():
         before = f"link to {path.readlink()}"
-    elif path.exists():
-        raise InstallError(f"{path} is there and is no link: move it away")
-    wanted = f"link to {target}"
-    if before == wanted:
-        return None
-
-    def make() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.new")
-        new.unlink(missing_ok=True)
-        new.symlink_to(target)
-        new.replace(path)  # slurmd never finds the hook absent, which it would take for a failure
-
-    return Change(path, before, wanted, make)
-
-
-def _text(path: Path, text: str) -> Change | None:
-    before = ""
-    if os.path.lexists(path):
+    elif os.path.lexists(path):
         try:
             before = spool.read_regular(path, _READ_LIMIT_BYTES).decode("utf-8", "replace")
         except spool.SpoolError as error:
             raise InstallError(f"{error}: move it away") from error
+        if before == text and mode & ~stat.S_IMODE(path.stat().st_mode):
+            before = f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
     if before == text:
         return None
 
     def make() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        spool.write(path.parent, path.name, text.encode())
+        spool.write(path.parent, path.name, text.encode(), mode=mode)
 
     return Change(path, before, text, make)

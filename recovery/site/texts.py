@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+
+from slurm_hooks import config_file
 
 HOOKS = {
     "Prolog": "slurm-hook-prolog",
@@ -20,25 +23,33 @@ HOOKS = {
 }
 """slurm.conf's key: the program that belongs there."""
 
+_ENTRIES = {
+    "slurm-hook-prolog": ("slurm_hooks.quiet", "prolog"),
+    "slurm-hook-epilog": ("slurm_hooks.hooks", "epilog"),
+    "slurm-hook-health-check": ("slurm_hooks.hooks", "health_check"),
+    "slurm-hook-task-prolog": ("slurm_hooks.hooks", "task_prolog"),
+}
+"""Where each program begins, as setup.cfg has it."""
+
 
 @dataclass(frozen=True)
 class Site:
     """What differs from site to site.
 
-    ``programs`` is the folder of this installation's commands, ``hooks`` a folder of links to
-    them whose path stays when the next version lies elsewhere. ``uid`` is ``user``'s, as whom the
+    ``python`` is what this installation runs on, ``hooks`` a folder of scripts that start its
+    hooks, whose path stays when the next version lies elsewhere. ``uid`` is ``user``'s, as whom the
     aggregator runs. ``extra_path`` is the folder of Slurm's commands where the usual ones lack it.
     """
 
     spool: Path
     state: Path
-    programs: Path
+    python: Path
     hooks: Path
     cluster: str = ""
     authenticate: str = "owner"
     user: str = "root"
     uid: int = 0
-    config: Path = Path("/etc/slurm/recovery.toml")
+    config: Path = Path(config_file.DEFAULT_NAME)
     extra_path: str = ""
 
     @property
@@ -50,7 +61,7 @@ class Site:
 def recovery_toml(site: Site) -> str:
     """Return the example with this site's values in it, and the whole default policy as comments.
 
-    >>> 'path = "/x"' in recovery_toml(Site(Path("/x"), Path("/s"), Path("/p"), Path("/h")))
+    >>> 'path = "/x"' in recovery_toml(Site(Path("/x"), Path("/s"), Path("/p/python"), Path("/h")))
     True
     """
     values = {
@@ -84,7 +95,7 @@ RequiresMountsFor={site.spool} {site.state}
 
 [Service]
 User={site.user}
-ExecStart={site.programs}/recovery run
+ExecStart={site.python.parent}/recovery run
 Environment=SLURM_RECOVERY_CONFIG={site.config}
 Environment=PATH={path}
 StandardError=append:/var/log/slurm-recovery/aggregator.log
@@ -136,6 +147,31 @@ def logrotate() -> str:
     notifempty
     copytruncate
 }
+"""
+
+
+def hook(site: Site, name: str) -> str:
+    """Return the script of a hook, ``slurm-hook-prolog`` for one, as Slurm is to call it.
+
+    slurmd drains the node whose Prolog or Epilog fails. So will the next job of every node do after
+    an upgrade of the distribution that took away the Python that they run on, if nothing stands
+    between: a virtual environment of another Python finds no package. ``-I`` keeps out what lies in
+    the current folder, which for a task prolog is the job's.
+    """
+    module, function = _ENTRIES[name]
+    named = f"export {config_file.PATH_VARIABLE}={shlex.quote(str(site.config))}\n"
+    return f"""\
+#!/bin/sh
+# {name}, written by `recovery init`. Slurm drains the node of a hook that fails, so
+# one whose Python or package is gone does nothing; `slurm-hooks doctor` and the silent node tell.
+python={shlex.quote(str(site.python))}
+[ -x "$python" ] || exit 0
+{"" if site.config == Path(config_file.DEFAULT_NAME) else named}\
+exec "$python" -Ic 'try:
+    from {module} import {function}
+except Exception:
+    raise SystemExit(0)
+{function}()'
 """
 
 
