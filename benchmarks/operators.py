@@ -74,7 +74,7 @@ def build(root: Path, records: int) -> None:
             text = text.replace("WHEN", when)
             rows.append((f"{number:026d}", node, when, when, "epilog", number // 50, 0, text))
         with store.file.transaction():
-            store.file.change_many("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            store.file.change_many("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     events = []
     for number in range(records // 50):
         when = utc(first + span * number * 50 / records)

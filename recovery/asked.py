@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from recovery import naming
 from recovery.decision import Decision
 from recovery.index_file import IndexFile
 
 _CONDITIONS = {
     "node": "n.node = :node",
-    "job": "d.job_id = :job",
+    "job": f"d.id IN ({naming.BEHIND})",
     "user": "d.owner = :user",
     "partition": "(d.partition = :partition OR d.job_id IS NULL AND"
     " instr(',' || d.partition || ',', ',' || :partition || ','))",
@@ -32,11 +33,11 @@ _CONDITIONS = {
 class Asked:
     """What all have to be; None where it does not matter. since <= time < until.
 
-    ``node`` is implicated, judged or excluded by the decision.
+    ``node`` is implicated, judged or excluded by the decision. ``job`` is a name (``naming.job``).
     """
 
     node: str | None = None
-    job: int | None = None
+    job: str | None = None
     user: str | None = None
     partition: str | None = None
     fault_class: str | None = None

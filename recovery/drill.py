@@ -226,7 +226,7 @@ def _slurm(*arguments: str) -> str:
 
 def _decided(job: Job, store: Store, catch_up: Callable[[], None]) -> str:
     catch_up()
-    for decision in store.decisions(job=job.id, limit=20):
+    for decision in store.decisions(job=str(job.id), limit=20):
         if (
             decision.attempt
             and decision.attempt.restart == job.restarts

@@ -37,6 +37,16 @@ def moment(_context: click.Context, _option: click.Parameter, value: str | None)
     raise click.BadParameter(f"{value!r} is no time: 90m, 6h, 3d, or 2026-12-02T05:30")
 
 
+def job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Read an option's job as squeue names one: 12, a task 6_2, a part 12+1."""
+    from recovery import naming
+
+    try:
+        return None if value is None else naming.job(value)
+    except naming.UnknownForm as error:
+        raise click.BadParameter(str(error)) from error
+
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -31,6 +31,9 @@ NOTEWORTHY = SEVERITIES.index("warning")
 LOOKS_LIMIT = 5000
 """Most records of one attempt that are read; where there are more, nobody is called silent."""
 
+_LOGS = ("kernel_log", "job_log")
+"""Sources of evidence that is a line as it was written."""
+
 _DATED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 
 
@@ -133,6 +136,12 @@ def number_of(decision: Decision) -> int:
 def short(text: str) -> str:
     """Return a quotation of bounded length; where it is cut, that shows."""
     return text if len(text) <= _LINE_CHARACTERS else f"{text[:_LINE_CHARACTERS]}…"
+
+
+def quoted(finding: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the line of a log that a finding was made from, where its summary does not say it."""
+    lines = [one["text"] for one in finding.get("evidence", ()) if one["source"] in _LOGS]
+    return (short(lines[0]),) if lines and lines[0] not in finding["summary"] else ()
 
 
 # -- an attempt ------------------------------------------------------------------------------
