@@ -10,13 +10,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from recovery import naming
 from recovery.decision import Decision
 from recovery.index_file import IndexFile
 
 _CONDITIONS = {
     "node": "n.node = :node",
-    "job": f"d.id IN ({naming.BEHIND})",
+    "job": "d.id IN (SELECT decision FROM job_names WHERE name = :job)",
     "user": "d.owner = :user",
     "partition": "(d.partition = :partition OR d.job_id IS NULL AND"
     " instr(',' || d.partition || ',', ',' || :partition || ','))",
@@ -26,6 +25,13 @@ _CONDITIONS = {
     " +d.fault_class > :fault_class || '.' AND +d.fault_class < :fault_class || '/')",
     "since": "t.time >= :since",
     "until": "t.time < :until",
+}
+
+
+_LOOKUPS = {
+    "node": ("decision_nodes n CROSS JOIN decisions d ON d.id = n.decision", "n"),
+    "job": ("job_names j CROSS JOIN decisions d ON d.id = j.decision AND j.name = :job", "j"),
+    "": ("decisions d", "d"),
 }
 
 
@@ -52,9 +58,9 @@ class Asked:
 def decisions(file: IndexFile, asked: Asked, limit: int, followers: bool) -> list[Decision]:
     """Return at most ``limit`` decisions, newest first; see ``Store.decisions``."""
     given = asked.given()
-    # The order of the tables is the order of the lookup: by node first, where one is given.
-    by_node = "decision_nodes n CROSS JOIN decisions d ON d.id = n.decision"
-    table, time = (by_node, "n") if "node" in given else ("decisions d", "d")
+    # The order of the tables is the order of the lookup: by node or job first, where one is given.
+    by = next((one for one in ("node", "job") if one in given), "")
+    table, time = _LOOKUPS[by]
     alone = "" if followers else " AND NOT d.follows"
     rows = file.rows(
         f"SELECT d.document FROM {table} WHERE {_where(given, time)}{alone}"

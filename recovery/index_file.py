@@ -50,7 +50,8 @@ CREATE TABLE decision_nodes (
 ) WITHOUT ROWID;
 CREATE INDEX decision_nodes_decision ON decision_nodes (decision);
 CREATE TABLE job_names (
-    name TEXT NOT NULL, decision TEXT NOT NULL, PRIMARY KEY (name, decision)
+    name TEXT NOT NULL, time TEXT NOT NULL, decision TEXT NOT NULL,
+    PRIMARY KEY (name, time, decision)
 ) WITHOUT ROWID;
 CREATE TABLE commands (
     kind TEXT NOT NULL, decision TEXT NOT NULL, target TEXT NOT NULL, time TEXT NOT NULL,

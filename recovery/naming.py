@@ -14,19 +14,13 @@ finds decisions by them, and ids of decisions that were typed in part.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from recovery.decision import Decision
 from recovery.index_file import IndexFile
 
 _FORM = re.compile(r"([0-9]{1,18})(?:([_+])([0-9]{1,18}))?")
 """Of at most 18 digits, which SQLite's integers hold; no cluster counts so far."""
-
-BEHIND = (
-    "SELECT id FROM decisions WHERE job_id = :job"
-    " UNION SELECT decision FROM job_names WHERE name = :job"
-)
-"""The ids of the decisions on the jobs that are called ``:job``."""
 
 _PART_CHARACTERS = 6
 """Shortest beginning of an id that is looked for: ``sinfo -R`` cuts a drain's reason after ten
@@ -63,16 +57,17 @@ def whole(name: str) -> str:
 
 
 def put(file: IndexFile, decision: Decision) -> None:
-    """Take in what else the job of a decision is called than by its own number."""
+    """Take in what the job of a decision is called."""
     if decision.attempt is None:
         return
     array, task, _ = decision.job_target.partition("_")
     names = {array, decision.job_target} if task else set[str]()
     for place, part in enumerate(decision.job_parts):
         names |= {str(part), f"{decision.attempt.job_id}+{place}"}
-    names.discard(str(decision.attempt.job_id))
+    names.add(str(decision.attempt.job_id))
     file.change_many(
-        "INSERT OR IGNORE INTO job_names VALUES (?, ?)", [(name, decision.id) for name in names]
+        "INSERT OR IGNORE INTO job_names VALUES (?, ?, ?)",
+        [(name, decision.time, decision.id) for name in names],
     )
 
 
@@ -84,24 +79,37 @@ def decision_id(file: IndexFile, typed: str) -> str | None:
     """
     if file.rows("SELECT 1 FROM decisions WHERE id = ?", (typed,)):
         return typed
-    begin = typed.upper().rstrip("…+:")
-    if len(begin) < _PART_CHARACTERS:
+    begin = _beginning(typed)
+    if not begin:
         return None
     rows = file.rows(
         "SELECT id FROM decisions WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?",
         (begin, f"{begin}~", _LISTED + 1),
     )
-    return one_of(typed, [found for (found,) in rows])
+    return _only(typed, [found for (found,) in rows])
 
 
-def one_of(typed: str, ids: Collection[str]) -> str | None:
-    """Return the only one of ``ids``, which begin with ``typed``; None where there is none.
+def among(ids: Collection[str], typed: str) -> str | None:
+    """Return what ``decision_id`` would, of ``ids``.
 
     Raises:
-        Ambiguous: there are several.
+        Ambiguous: several begin so.
     """
+    begin = _beginning(typed)
+    if typed in ids or not begin:
+        return typed if typed in ids else None
+    return _only(typed, sorted((one for one in ids if one.startswith(begin)), reverse=True))
+
+
+def _beginning(typed: str) -> str:
+    """What the ids that may be meant begin with, empty where that says too little."""
+    begin = typed.upper().rstrip("…+:")  # as sinfo and terminals cut a text
+    return begin if len(begin) >= _PART_CHARACTERS else ""
+
+
+def _only(typed: str, ids: Sequence[str]) -> str | None:
     if len(ids) > 1:
-        some = ", ".join(sorted(ids, reverse=True)[:_LISTED])
         more = " and more" if len(ids) > _LISTED else ""
+        some = ", ".join(ids[:_LISTED])
         raise Ambiguous(f"{typed} is the beginning of several decisions: {some}{more}")
-    return next(iter(ids), None)
+    return ids[0] if ids else None

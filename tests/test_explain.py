@@ -292,7 +292,7 @@ def test_a_task_of_an_array_is_found_by_the_name_that_squeue_shows(
 ) -> None:
     held = Action("hold", "6_2", "verified", utc(), "hold", "SPECIAL_EXIT")
     controller.decided("d1", job_id=8, job_target="6_2", actions=(held,))
-    assert "job 8 of ann" in controller.run("explain", "6_2")[0]
+    assert "job 8 (6_2) of ann" in controller.run("explain", "6_2")[0]
     assert controller.run("explain", "6_3", status=1)[1].count("\n") == 1
     assert controller.run("explain", "9" * 40, status=1)[1].count("\n") == 1
 

@@ -39,6 +39,7 @@ class Controller:
         for name in ("control", "decisions", "archive", "rejected"):
             (self.spool / name).mkdir(exist_ok=True)
         self.journal = Journal(self.state / "journal")
+        self.environment: dict[str, str] = {}
         self.configure()
 
     def configure(self, text: str = "", mode: str = "monitor") -> None:
@@ -52,7 +53,11 @@ class Controller:
         """Start the command; there is no Slurm where it looks."""
         return subprocess.Popen(
             [PROGRAMS / "recovery", *arguments],
-            env={"SLURM_RECOVERY_CONFIG": str(self.config), "PATH": str(self.root / "nothing")},
+            env={
+                "SLURM_RECOVERY_CONFIG": str(self.config),
+                "PATH": str(self.root / "nothing"),
+                **self.environment,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

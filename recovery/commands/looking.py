@@ -154,7 +154,7 @@ def explain(words: tuple[str, ...], as_json: bool) -> None:
             document = report.document(store, name, utc(), config.policy)
         except naming.Ambiguous as error:
             opening.fail(str(error), 1)
-        hint = report.meant(store, name) if document is None else ""
+        hint = report.meant(store, name, utc()) if document is None else ""
     if document is None:
         opening.fail(f"no decision, job or node called {name!r} is known; {hint}", 1)
     click.echo(json.dumps(document) if as_json else telling.story(document))

@@ -102,8 +102,10 @@ def _about(decision: Decision) -> str:
     if decision.attempt is None:
         return decision.incident.replace("/", " ")
     name = f" {decision.job_name!r}" if decision.job_name else ""
+    target = decision.job_target
+    task = f" ({target})" if "_" in target else ""
     return (
-        f"job {decision.attempt.job_id}{name} of {decision.owner or 'nobody known'},"
+        f"job {decision.attempt.job_id}{task}{name} of {decision.owner or 'nobody known'},"
         f" partition {decision.partition or 'unknown'}"
     )
 
@@ -317,7 +319,7 @@ def _of_node(store: Store, name: str, now: str, policy: Policy) -> dict[str, Any
     }
 
 
-def meant(store: Store, name: str) -> str:
+def meant(store: Store, name: str, now: str) -> str:
     """Return what to try instead of a name that nothing is known by."""
     try:
         several = hostlist.expand(name)
@@ -328,4 +330,8 @@ def meant(store: Store, name: str) -> str:
     known = {*store.heartbeats(), *inventory.known(store).names}
     short = name.partition(".")[0].casefold()
     near = next((node for node in sorted(known) if node.casefold() == short), "")
-    return f"did you mean {near}?" if near else "see: recovery decisions"
+    if near:
+        return f"did you mean {near}?"
+    service = Service(store.meta("last_pass") or "", ())
+    late = undecided.hindrance(service, now) if service.last_pass else ""
+    return late or "see: recovery decisions"

@@ -52,7 +52,7 @@ def events(told: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in told:
         title, date = _heading(one, heading), one["time"][:10]
         if title != heading:
-            lines += ["", f"{title}, {date}"]
+            lines += ["", *wrapped("", f"{title}, {date}")]
         elif date != day:
             lines += [f"  {date}"]
         heading, day = title, date

@@ -1,10 +1,12 @@
-"""How anything is said on a terminal of 80 columns: durations, times, wrapped lines."""
+"""How anything is said on a terminal of 80 columns, or fewer: durations, wrapped lines."""
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 
-WIDTH = 80
+WIDTH = max(40, min(80, shutil.get_terminal_size().columns))
+"""Longest line: 80 columns, or what the terminal has; never so few that no word fits."""
 
 
 def age(seconds: float) -> str:
@@ -23,8 +25,14 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
+def cut(text: str) -> str:
+    """Return ``text`` in one line of at most WIDTH, printable; where it is cut, that shows."""
+    text = printable(text)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
 def wrapped(title: str, text: str) -> list[str]:
-    """Return ``text`` in lines of 80 columns, with ``title`` before the first."""
+    """Return ``text`` in lines of WIDTH columns, with ``title`` before the first."""
     return textwrap.wrap(
         printable(text), WIDTH, initial_indent=title, subsequent_indent=" " * len(title)
     ) or [title.rstrip()]
