@@ -305,8 +305,14 @@ def test_what_a_user_wrote_moves_no_cursor_and_fills_no_screen(controller: Contr
         job_nodes=("n1",),
         ended="FAILED 1:0",
         evidence=(Excerpt("r1", "n1", utc(), "log.program.exception", evil),),
+        cause=Cause("program.exception", "established", evil),
+        job=JobAnswer("hold", evil),
     )
     told = controller.run("explain", "12")[0]
     assert all(one.isprintable() or one == "\n" for one in told)
     assert max(map(len, told.splitlines())) <= 80
-    assert len(told.splitlines()) < 40
+    assert len(told.splitlines()) < 60
+    for command in (["status"], ["decisions"], ["incidents"]):
+        said = controller.run(*command)[0]
+        assert all(one.isprintable() or one == "\n" for one in said)
+        assert len(said.splitlines()) < 30

@@ -9,7 +9,7 @@ from typing import Any
 
 from recovery.decision import Decision
 from recovery.report.story import Known, of_decisions
-from recovery.report.words import WIDTH, age, printable, wrapped
+from recovery.report.words import WIDTH, age, bounded, printable, wrapped
 
 _INDENT = " " * 12
 
@@ -77,10 +77,10 @@ def _entry(event: Mapping[str, Any]) -> list[str]:
     else:
         details = event["details"]
     lines = textwrap.wrap(
-        printable(text), WIDTH, initial_indent=clock, subsequent_indent=_INDENT + "  "
+        bounded(text), WIDTH, initial_indent=clock, subsequent_indent=_INDENT + "  "
     ) or [clock.rstrip()]
     for detail in details:
         lines += textwrap.wrap(
-            printable(detail), WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+            bounded(detail), WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
         )
     return lines

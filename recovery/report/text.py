@@ -23,6 +23,8 @@ _SILENT_NAMED = 100
 _NEEDED_SHOWN = 12
 """Most things to do that are told one by one: what follows would push the rest off the screen."""
 
+_CLOCKS_AGREE_SECONDS = 5.0
+
 LATE_PASS_SECONDS = 60.0
 """A pass is due every second or less; the nodes stop believing in it after this."""
 
@@ -155,6 +157,8 @@ def _last_pass(last: str | None, now: str) -> str:
     if not last:
         return "none: is `recovery run` running?"
     seconds = seconds_of(now) - seconds_of(last)
+    if seconds < -_CLOCKS_AGREE_SECONDS:
+        return f"{last}, which is yet to come by this clock: was it set back?"
     late = ": is `recovery run` running?" if seconds > LATE_PASS_SECONDS else ""
     return f"{last}, {age(seconds)} ago{late}"
 
