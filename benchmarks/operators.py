@@ -35,7 +35,8 @@ OPEN_JOBS = 100
 COMMANDS = (
     ["status"], ["incidents"], ["decisions"], ["decisions", "--node", "n3"], ["nodes"],
     ["decisions", "--class", "storage"], ["nodes", "n3"], ["nodes", "--user", "ann"],
-    ["explain", "1003"], ["explain", "500"], ["decisions", "--job", "1003"], ["explain", "d00000003"], ["explain", "n3"], ["grants"], ["trial"],
+    ["explain", "1003"], ["explain", "500"], ["decisions", "--job", "1003"],
+    ["explain", "d00000003"], ["explain", "n3"], ["grants"], ["trial"],
 )  # fmt: skip
 CONFIG = """
 mode = "act"
