@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recovery import actions, guard, pausing, slurm_texts
 from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
@@ -33,6 +33,18 @@ JOB_ACTIONS = ("requeue", "release", "hold")
 """Kinds of action on a job: one of them is in flight for a job at a time."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """One look at Slurm: jobs by id, nodes by name, and the nodes of reservations by name."""
+
+    jobs: Mapping[int, Job]
+    nodes: Mapping[str, Node]
+    reserved: Mapping[str, Collection[str]]
+
+    def of(self, decision: Decision) -> actions.View:
+        return actions.View(_job_of(decision, self.jobs), self.nodes, self.reserved)
+
+
 class Acting:
     """Acts for one aggregator; ``clock`` returns seconds since the epoch."""
 
@@ -51,8 +63,8 @@ class Acting:
             SchedulerUnavailable: Slurm did not answer; the next call goes on from where this was.
         """
         while open_decisions := self._with_open_actions():
-            jobs, nodes = self._look(open_decisions)
-            moved = [self._advance(decision, jobs, nodes) for decision in open_decisions]
+            seen = self._look(open_decisions)
+            moved = [self._advance(decision, seen) for decision in open_decisions]
             if not any(moved):
                 return True
         return False
@@ -117,38 +129,37 @@ class Acting:
             if any(action.state not in FINAL_ACTIONS for action in decision.actions)
         ]
 
-    def _look(
-        self, decisions: Collection[Decision]
-    ) -> tuple[Mapping[int, Job], Mapping[str, Node]]:
+    def _look(self, decisions: Collection[Decision]) -> _Seen:
         """One fresh look for all of them: their jobs, and all nodes where those are needed.
 
-        That is where a node is drained or returned, and before a job is requeued off some nodes.
+        That is where a node is drained or returned, and before a job is requeued off some nodes;
+        then reservations too, where such a job is to run within one.
         """
         job_ids = {decision.attempt.job_id for decision in decisions if decision.attempt}
-        nodes_matter = any(
+        to_move = [one for one in decisions if _is_about_to_move(one)]
+        nodes_matter = to_move or any(
             action.kind in NODE_ACTIONS
-            or (action.kind == "requeue" and not action.step and decision.job.excluded)
             for decision in decisions
             for action in decision.actions
             if action.state not in FINAL_ACTIONS
         )
         nodes = self._scheduler.nodes() if nodes_matter else {}
-        return (self._scheduler.jobs(job_ids) if job_ids else {}), nodes
+        jobs = self._scheduler.jobs(job_ids) if job_ids else {}
+        reserved = any(job and job.reservation for job in (_job_of(one, jobs) for one in to_move))
+        return _Seen(jobs, nodes, self._scheduler.reservations() if reserved else {})
 
-    def _advance(
-        self, decision: Decision, jobs: Mapping[int, Job], nodes: Mapping[str, Node]
-    ) -> bool:
+    def _advance(self, decision: Decision, seen: _Seen) -> bool:
         """Advance the first open action of a decision by one step; return whether it moved."""
         action = next(one for one in decision.actions if one.state not in FINAL_ACTIONS)
         self._ledger.catch_up()  # a pause is in force before the next command
         paused = pausing.refusal(action, decision, self._ledger.store.pauses())
         if paused and action.state == "done":
-            return self._verify_only(decision, action, actions.View(_job_of(decision, jobs), nodes))
+            return self._verify_only(decision, action, seen.of(decision))
         if paused:
             self._ledger.acted(decision, replace(action, state="abandoned", detail=paused))
             return True
         if action.kind == "drain":
-            return self._drain(decision, action, nodes)
+            return self._drain(decision, action, seen.nodes)
         if action.kind in JOB_ACTIONS and self._job_is_busy(decision):
             return False
         if action.kind in ("requeue", "release") and not action.step:
@@ -156,7 +167,7 @@ class Acting:
             if why:
                 self._ledger.acted(decision, replace(action, state="abandoned", detail=why))
                 return True
-        return self._step(decision, action, actions.View(_job_of(decision, jobs), nodes))
+        return self._step(decision, action, seen.of(decision))
 
     def _verify_only(self, decision: Decision, action: Action, view: actions.View) -> bool:
         """Every command was sent before the pause: see what came of them, and send no other."""
@@ -281,6 +292,14 @@ class Acting:
 
 def _job_of(decision: Decision, jobs: Mapping[int, Job]) -> Job | None:
     return jobs.get(decision.attempt.job_id) if decision.attempt else None
+
+
+def _is_about_to_move(decision: Decision) -> bool:
+    """Whether its job is about to be requeued off some nodes: whether enough are left is open."""
+    return bool(decision.job.excluded) and any(
+        action.kind == "requeue" and not action.step and action.state not in FINAL_ACTIONS
+        for action in decision.actions
+    )
 
 
 def _is_young(seconds: float) -> bool:

@@ -17,8 +17,8 @@ and the command lies one command's time; Slurm offers no compare-and-set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from recovery import slurm_texts
 from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
@@ -53,10 +53,14 @@ _LIVE = _STARTED | {"COMPLETING"}
 
 @dataclass(frozen=True)
 class View:
-    """A fresh look at what a decision's actions are about; a job or node may be missing."""
+    """A fresh look at what a decision's actions are about; a job or node may be missing.
+
+    ``reserved`` are the nodes of reservations, of those alone whose jobs stay within them.
+    """
 
     job: Job | None
     nodes: Mapping[str, Node]
+    reserved: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 def intents(decision: Decision, now: str) -> tuple[Action, ...]:
@@ -219,7 +223,7 @@ def _first_step(step: str, action: Action, decision: Decision, job: Job, view: V
     Where it cannot, a drain keeps it off them as well: it then waits for their return.
     """
     excluded = decision.job.excluded
-    why = too_few(job, excluded, view.nodes) if excluded else ""
+    why = too_few(job, excluded, view.nodes, view.reserved) if excluded else ""
     if not why:
         return replace(action, step=step)
     if all(node in view.nodes and view.nodes[node].drained for node in excluded):

@@ -39,6 +39,9 @@ class Stopped:
     def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
         return self._nodes
 
+    def reservations(self) -> Mapping[str, Collection[str]]:
+        return {}
+
     def _refuse(self, *_arguments: object, **_named: object) -> None:
         raise CommandRefused("paused before it could be verified")
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from recovery.demo.cluster import Cluster
-from recovery.demo.programs import find_programs, release
 from tests.failing_job import (
     ACT,
     MONITOR,
@@ -233,14 +232,18 @@ def test_a_job_that_asks_for_the_bad_node_by_name_is_held_before_slurm_is_asked_
     assert f"it asks for {NAMED} by name" in one.job.shown()["AdminComment"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "where"), [("pair", "partition pair"), ("reserved", "reservation ours")]
+)
 def test_where_all_nodes_are_needed_the_drain_keeps_the_job_off_and_it_waits_for_the_repair(
-    cluster: Cluster, kinds: dict[str, Kind]
+    cluster: Cluster, kinds: dict[str, Kind], kind: str, where: str
 ) -> None:
-    one = kinds["pair"]
+    one = kinds[kind]
     assert one.actions[f"requeue {one.job.id}"] == "verified"
-    assert f"partition pair has 1 without {one.bad}" in one.detail("requeue")
+    assert f"it needs 2 nodes and {where} has 1 without {one.bad}" in one.detail("requeue")
     shown = one.job.shown()
     assert (shown["JobState"], shown["ExcNodeList"]) == ("PENDING", "(null)")
+    assert shown["Reason"] != "BadConstraints", "it has its priority yet"
     cluster.mend_gpus(one.bad)
     cluster.run("scontrol", "update", f"nodename={one.bad}", "state=resume")
     cluster.wait(one.job.finished, WAIT_SECONDS, "it finishes once the node is back")
@@ -254,26 +257,3 @@ def test_a_job_in_a_reservation_runs_again_within_it(
     assert one.actions[f"requeue {one.job.id}"] == "verified"
     assert {one.bad, one.job.node} == set(ROOMY), "on the other of its nodes, and nobody else's"
     assert "DRAIN" in cluster.node(one.bad)["State"], "a reserved node is drained as any other"
-
-
-@pytest.mark.skipif(
-    release(find_programs()["slurmctld"]) >= (24, 11),
-    reason="from 24.11 on such a job shows as waiting for Resources, as if nodes were busy",
-)
-def test_an_exclusion_that_leaves_no_node_is_taken_back_and_the_owner_decides(
-    cluster: Cluster, kinds: dict[str, Kind]
-) -> None:
-    """What only Slurm knows (here a reservation) shows after its update: BadConstraints."""
-    one = kinds["reserved"]
-    assert one.actions[f"requeue {one.job.id}"] == "failed"
-    assert f"no node is left for it without {one.bad} (BadConstraints)" in one.detail("requeue")
-    shown = one.job.shown()
-    assert (shown["JobState"], shown["Reason"]) == ("PENDING", "JobHeldUser")
-    assert shown["ExcNodeList"] == "(null)"
-    assert f"no node is left for it without {one.bad}" in shown["AdminComment"]
-    assert shown["AdminComment"].endswith(f"scontrol release {one.job.id}")
-    cluster.mend_gpus(one.bad)
-    cluster.run("scontrol", "update", f"nodename={one.bad}", "state=resume")
-    owner = "nobody" if os.geteuid() == 0 else None
-    cluster.run("scontrol", "release", str(one.job.id), user=owner)
-    cluster.wait(one.job.finished, WAIT_SECONDS, "released by its owner, it runs at once")

@@ -121,6 +121,25 @@ def test_a_pending_job_is_held_and_released(cluster: Cluster, scheduler: Schedul
     assert done.excluded == ()
 
 
+def test_reservations_that_keep_their_jobs_within_are_read_with_their_nodes(
+    cluster: Cluster, scheduler: Scheduler
+) -> None:
+    assert scheduler.reservations() == {}
+    for name, flags in (("ours", "maint,overlap"), ("loose", "flex,overlap")):
+        cluster.run(
+            "scontrol", "create", "reservation", f"reservationname={name}", f"flags={flags}",
+            "users=root", "starttime=now", "duration=60", "nodes=n[1-2]",
+        )  # fmt: skip
+    try:
+        job = cluster.submit("--reservation=ours", "--hold", "--wrap", "true")
+        assert scheduler.jobs([job])[job].reservation == "ours"
+        assert scheduler.reservations() == {"ours": ("n1", "n2")}
+        cluster.run("scancel", str(job))
+    finally:
+        for name in ("ours", "loose"):
+            cluster.run("scontrol", "delete", f"reservationname={name}")
+
+
 def test_nodes_are_drained_in_one_command_and_returned(
     cluster: Cluster, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:

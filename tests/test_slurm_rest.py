@@ -51,6 +51,7 @@ def scheduler(cluster: Cluster, server: Restd) -> Scheduler:
     ("promise", "possible"),
     [
         (commands.test_an_ended_job_is_still_seen_and_an_unknown_one_is_absent, True),
+        (commands.test_reservations_that_keep_their_jobs_within_are_read_with_their_nodes, True),
         (commands.test_a_pending_job_is_held_and_released, CHANGES_NODES),
         (commands.test_an_array_task_is_found_by_its_own_id, REQUEUES),
         (commands.test_a_failed_job_restarts_at_once_off_the_excluded_nodes, REQUEUES),

@@ -105,6 +105,10 @@ class RecordedScheduler:
         """Return the recorded nodes."""
         return {name: n for name, n in self._nodes.items() if names is None or name in names}
 
+    def reservations(self) -> Mapping[str, Collection[str]]:
+        """Return none: a recording keeps no reservations."""
+        return {}
+
     def requeue(self, job: str) -> None:
         """Refuse."""
         self._refuse("requeue")

@@ -35,11 +35,11 @@ class Job:
     where Slurm says none. ``exit_code`` and ``signal`` are the batch script's. ``array`` is
     ``6_2``, ``None`` for what is no array task. ``nodes``, ``excluded`` and ``required`` are
     expanded names. ``dependency`` is what is left of the job's own, in Slurm's words
-    (``afterok:11(failed)``); a time limit is 0 where there is none. ``het_parts`` are the ids of
-    all parts of a heterogeneous job, the leader's first. ``gpus`` is how many it has or asks for
-    on all its nodes. ``federated``: several clusters may run it, and its cluster of origin decides
-    which does. ``known`` is False where slurmctld has forgotten the job and its records
-    alone tell of it.
+    (``afterok:11(failed)``). ``reservation`` is the one it asked for, or several of which one will
+    do (``a,b``). A time limit is 0 where there is none. ``het_parts`` are the ids of all parts of
+    a heterogeneous job, the leader's first. ``gpus`` is how many it has or asks for on all its
+    nodes. ``federated``: several clusters may run it, and its cluster of origin decides which
+    does. ``known`` is False where slurmctld has forgotten the job and its records alone tell of it.
     """
 
     id: int
@@ -67,6 +67,7 @@ class Job:
     exit_code: int = 0
     signal: int = 0
     priority: int = 0
+    reservation: str = ""
     deadline: int = 0
     time_limit_seconds: int = 0
     time_min_seconds: int = 0
@@ -146,6 +147,12 @@ class Scheduler(Protocol):
 
     def nodes(self, names: Collection[str] | None = None) -> Mapping[str, Node]:
         """Return nodes by name; None asks for all. An unknown name is missing in the answer."""
+
+    def reservations(self) -> Mapping[str, Collection[str]]:
+        """Return the nodes of each reservation whose jobs stay within it, by its name.
+
+        One with the flag FLEX is missing: its jobs may use any node besides.
+        """
 
     def requeue(self, job: str) -> None:
         """Put a batch job back into the queue; a running attempt is ended."""

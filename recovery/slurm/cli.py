@@ -37,7 +37,7 @@ from recovery.slurm.arguments import (
     uid_of,
 )
 from recovery.slurm.base import CommandRefused, Job, Node, SchedulerUnavailable
-from recovery.slurm.hostlist import compress
+from recovery.slurm.hostlist import HostlistError, compress, expand
 
 OUTPUT_LIMIT_BYTES = 256 << 20
 """Most that is read of one answer: a job is about 6 kB of JSON, so forty thousand jobs."""
@@ -51,6 +51,12 @@ _UNKNOWN_JOB = "Invalid job id specified"
 # to another cluster (SLURM_CLUSTERS) or reshape it (SLURM_JSON, SINFO_FORMAT).
 _STRIPPED = re.compile(
     r"(?:SQUEUE|SINFO|SCONTROL)_.*|SLURM_(?:CLUSTERS|JSON|YAML|TIME_FORMAT|BITSTR_LEN)"
+)
+
+_RESERVATION = re.compile(
+    r"^ReservationName=(?P<name>\S+) StartTime=\S+ EndTime=\S+ Duration=\S+"
+    r" Nodes=(?P<nodes>\S*) .*? Flags=(?P<flags>\S*)",
+    re.MULTILINE,
 )
 
 _T = TypeVar("_T")
@@ -123,6 +129,25 @@ class CliScheduler:
             self._sinfo_lists_nodes = None
             raise
         return nodes if names is None else {one: nodes[one] for one in names if one in nodes}
+
+    def reservations(self) -> Mapping[str, Collection[str]]:
+        """See ``Scheduler.reservations``; text, since 22.05 has no JSON of them.
+
+        Only administrators make reservations, and what they write freely (users, licenses) stands
+        behind what is read here.
+        """
+        result = self._run(["scontrol", "--oneliner", "show", "reservation"])
+        if result.status:
+            said = one_line(result.stderr, 300) or "nothing"
+            raise SchedulerUnavailable(f"scontrol show reservation says {said}")
+        try:
+            return {
+                match["name"]: expand(match["nodes"])
+                for match in _RESERVATION.finditer(result.stdout)
+                if "FLEX" not in match["flags"].split(",")
+            }
+        except HostlistError as error:
+            raise SchedulerUnavailable(f"scontrol show reservation: {error}") from error
 
     def requeue(self, job: str) -> None:
         self._change("requeue", checked_job(job))

@@ -80,6 +80,19 @@ def read_nodes(text: str, uid_of: UidOf) -> dict[str, Node]:
     return {node.name: node for node in _records(text, "nodes", _is_node, node)}
 
 
+def read_reservations(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each reservation without FLEX, of slurmrestd's ``/reservations``.
+
+    Raises DocumentError, and AnswerError where Slurm put an error into the document.
+    """
+
+    def reservation(fields: dict[str, Any]) -> tuple[str, tuple[str, ...]] | None:
+        flags = _words(fields["flags"])
+        return None if "FLEX" in flags else (_text(fields["name"]), _names(fields["node_list"]))
+
+    return dict(filter(None, _records(text, "reservations", _is_reservation, reservation)))
+
+
 def _records(
     text: str,
     kind: str,
@@ -130,6 +143,10 @@ def _is_job(fields: dict[str, Any]) -> bool:
     return "job_id" in fields and "job_state" in fields
 
 
+def _is_reservation(fields: dict[str, Any]) -> bool:
+    return "node_list" in fields and "flags" in fields
+
+
 def _is_node(fields: dict[str, Any]) -> bool:
     return "slurmd_start_time" in fields and "name" in fields
 
@@ -164,6 +181,7 @@ def _job(fields: dict[str, Any]) -> Job:
         exit_code=exit_code,
         signal=signal,
         priority=_number(fields["priority"]),
+        reservation=_text(fields.get("resv_name")),
         deadline=_number(fields.get("deadline")),
         time_limit_seconds=_number(fields.get("time_limit")) * 60,
         time_min_seconds=_number(fields.get("time_minimum")) * 60,

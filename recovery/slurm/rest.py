@@ -120,6 +120,14 @@ class RestScheduler:
             raise self._unreadable("nodes", error) from error
         return nodes if names is None else {one: nodes[one] for one in names if one in nodes}
 
+    def reservations(self) -> Mapping[str, Collection[str]]:
+        """See ``Scheduler.reservations``."""
+        answer = self._ask("GET", self._negotiated().path("/reservations"))
+        try:
+            return documents.read_reservations(answer.text)
+        except (documents.DocumentError, documents.AnswerError) as error:
+            raise self._unreadable("reservations", error) from error
+
     def requeue(self, job: str) -> None:
         self._requeue("requeue", checked_job(job), [])
 
