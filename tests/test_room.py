@@ -37,7 +37,7 @@ RESERVED = {"ours": ("n2", "n3"), "theirs": ("n1", "n2", "n4")}
         ({"reservation": "unknown"}, {"n3"}, ""),
         ({"reservation": "ours,unknown"}, {"n3"}, ""),
     ],
-    ids=str,
+    ids=lambda one: str(sorted(one) if isinstance(one, set) else one),  # alike in all workers
 )
 def test_too_few_nodes_are_told_and_where(
     asked: dict[str, object], excluded: set[str], why: str
