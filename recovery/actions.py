@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from recovery import slurm_texts
+from recovery import node_reasons, slurm_texts
 from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
 from recovery.guard import ALREADY, OUR_REASON, TAKEN, is_ours
 from recovery.incident import FAILED_STATES
@@ -134,10 +134,9 @@ def _drain(
     node = view.nodes.get(action.target)
     if node is None:
         return replace(action, state="abandoned", detail="Slurm knows no such node")
-    ours = f"{OUR_REASON} {decision.id}:"
-    if node.drained and node.reason.startswith(ours):
+    if node.drained and node.reason.startswith(f"{OUR_REASON} {decision.id}:"):
         return replace(action, state="verified", detail=node.reason)
-    if node.drained and is_ours(node.reason):
+    if (node.drained or node.state == "DOWN") and is_ours(node.reason):
         return replace(action, state="verified", detail=f"{ALREADY}{node.reason}")
     if node.drained or (node.reason and not is_ours(node.reason)):
         by = f"by {node.reason!r}" if node.reason else "without a reason"
@@ -154,7 +153,9 @@ def _drain(
 def wants_drain(action: Action, view: View) -> bool:
     """Whether the node of a drain about to be sent still lies as it was when that was planned."""
     node = view.nodes.get(action.target)
-    return node is not None and not node.drained and (not node.reason or is_ours(node.reason))
+    if node is None or node.drained:
+        return False
+    return not node.reason or (is_ours(node.reason) and node.state != "DOWN")
 
 
 # -- return ---------------------------------------------------------------------------------
@@ -163,19 +164,21 @@ def wants_drain(action: Action, view: View) -> bool:
 def _return(
     action: Action, decision: Decision, view: View, scheduler: Scheduler, now: float
 ) -> Action:
-    """Return a node only while it stands drained with the very reason that was decided on."""
+    """Return a node only while it stands out with the very reason that was decided on."""
     node = view.nodes.get(action.target)
     if node is None:
         return replace(action, state="abandoned", detail="Slurm knows no such node")
-    if not node.drained:
+    if not (node.drained or node.state == "DOWN"):
         if action.step:
             return replace(action, state="verified", detail=f"in service again: {node.state}")
         return replace(action, state="abandoned", detail="somebody has returned it already")
     wanted = next(answer.stands for answer in decision.nodes if answer.node == action.target)
-    if node.reason != wanted:
+    if node_reasons.base(node.reason) != node_reasons.base(wanted):
         detail = f"its reason is somebody else's now: {node.reason!r}"
         return replace(action, state="abandoned", detail=detail)
-    if node.state == "DOWN" or "NOT_RESPONDING" in node.flags:
+    if node_reasons.has_failed(node.reason):
+        return replace(action, state="abandoned", detail=f"checked since: {node.reason!r}")
+    if not node_reasons.is_out(node):
         return replace(action, state="abandoned", detail="Slurm does not reach it any more")
     if action.step != "return":
         return replace(action, step="return")

@@ -25,6 +25,7 @@ from recovery.ledger import Ledger
 from recovery.notify import Notifier
 from recovery.outcome import rerun_time
 from recovery.publish import Publisher
+from recovery.rejudging import Rejudging
 from recovery.slurm.base import Job, Node, Scheduler, SchedulerUnavailable
 from recovery.upkeep import Upkeep
 from recovery.watch import Watch
@@ -93,6 +94,7 @@ class Aggregator:
         self._deciding = Deciding(
             config, scheduler, self._ledger, self._watch, self._upkeep, self._hangs, clock
         )
+        self._rejudging = Rejudging(config, scheduler, self._ledger, self._deciding, clock)
         self._acting = Acting(scheduler, self._ledger, config.guard, clock)
         self._checking = Checking(config, scheduler, self._ledger.store)
         self._untold: list[FaultRecord] = []
@@ -166,10 +168,12 @@ class Aggregator:
         self._standings_seq = self._ledger.store.last_seq()
 
     def _note_reruns(self, jobs: Collection[Job], now: float) -> None:
-        """Note when people ran again what was only recorded: what acting would have saved."""
+        """Note when people ran again what was only recorded, which acting would have saved, or
+        what was held for them."""
         for known in self._ledger.store.decisions(since=utc(now - _DAY_SECONDS), limit=200):
-            requeues = [action.state for action in known.actions if action.kind == "requeue"]
-            if requeues == ["recorded"] and not known.rerun:
+            theirs = {("requeue", "recorded"), ("hold", "recorded"), ("hold", "verified")}
+            waits = any((action.kind, action.state) in theirs for action in known.actions)
+            if waits and not known.rerun:
                 started = rerun_time(known, jobs)
                 if started:
                     self._ledger.rerun(known.id, utc(started))
@@ -218,7 +222,7 @@ class Aggregator:
             ready = self._watch.ready(jobs, self._deciding.is_decided, now, heard)
             decided += self._deciding.attempts(ready)
         for late in self._watch.late(now):
-            decided += self._deciding.reopen(late)
+            decided += self._rejudging.reopen(late)
         wanted = self._hangs.due(now)
         if wanted:
             found = self._hangs.judge(wanted, self._scheduler.jobs(wanted), now)
@@ -226,6 +230,7 @@ class Aggregator:
         if self._deciding:
             decided += self._deciding.sick_nodes()
         decided += self._deciding.fleets.look()
+        decided += self._rejudging.first_hits()
         return snapshot
 
     def _look_at_nodes(self, decided: list[Decision]) -> None:

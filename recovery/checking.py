@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from recovery import guard
+from recovery import guard, node_reasons
 from recovery.slurm.base import CommandRefused, Node, Scheduler
 from recovery.store import Store
 from slurm_hooks import bounds, check_request
@@ -42,11 +42,11 @@ REQUESTS_LIMIT = 10_000
 ASKING = re.compile(rf"{guard.OUR_REASON} check\b[ :]*(.*)", re.DOTALL)
 """A reason that asks for a check, and the words that follow."""
 
-REBOOTED = ("Node unexpectedly rebooted", "reboot complete")
+REBOOTED = ("Node unexpectedly rebooted", node_reasons.COMPLETE)
 """Slurm's own words for a node that it keeps out after a reboot (slurmctld, node_mgr.c)."""
 
 _REASON_LIMIT = 400
-_CHECKED = re.compile(r"; checked \d{4}-\d\d-\d\dT\d\d:\d\dZ: .*", re.DOTALL)
+_ASKED = f"{guard.OUR_REASON} asked to check"
 _SOURCE = "check"
 _DAY_SECONDS = 86_400.0
 
@@ -145,16 +145,19 @@ def standing(spool: Path, trusted: Iterable[int]) -> tuple[Request, ...] | None:
 
 
 def reason_with(standing_reason: str, answer: Answer) -> str | None:
-    """Return a node's reason with the verdict in it; None where the reason is not ours.
+    """Return a node's reason with the verdict in it; None where the reason is somebody's.
 
-    What stands before it stays: the decision that drained the node, what an admin asked for.
+    What stands before it stays: the decision that drained the node, what an admin asked for, or
+    Slurm's own words on a reboot for which nobody has given a reason.
     """
-    if not guard.is_ours(standing_reason):
+    words = node_reasons.unchecked(standing_reason)
+    if node_reasons.is_rebooted_by_nobody(words):
+        words = f"{_ASKED} {words}"
+    if not guard.is_ours(words):
         return None
-    words = _CHECKED.sub("", standing_reason)
     asking = ASKING.fullmatch(words)
     if asking:
-        words = f"{guard.OUR_REASON} asked to check {asking[1]}".rstrip()
+        words = f"{_ASKED} {asking[1]}".rstrip()
     why = f", {answer.why}" if answer.verdict == "failed" else ""
     verdict = f"; checked {answer.time[:16]}Z: {answer.verdict}{why}"[: _REASON_LIMIT // 2]
     return words[: _REASON_LIMIT - len(verdict)] + verdict
@@ -222,6 +225,8 @@ class Checking:
         node = self._scheduler.nodes((answer.node,)).get(answer.node)
         if node is None or not self._may_write(node, standings):
             return
+        if node_reasons.is_rebooting(node) or answer.time <= utc(float(node.boot_time) + 1):
+            return  # it is asked again once it is back
         reason = reason_with(node.reason, answer)
         if reason is None or reason == node.reason:
             return
@@ -253,14 +258,13 @@ def _why_ask(node: Node) -> str:
     """The kind of request that a node's state calls for; empty for none."""
     if not node.drained and node.state != "DOWN":
         return ""
-    if "NOT_RESPONDING" in node.flags:
+    if "NOT_RESPONDING" in node.flags or node_reasons.is_rebooting(node):
         return ""
     if ASKING.fullmatch(node.reason):
         return "reason"
-    if any(words in node.reason for words in REBOOTED):
-        return "reboot"
-    ours = guard.is_ours(node.reason) and node.boot_time > node.reason_time > 0
-    return "reboot" if ours else ""
+    if guard.is_ours(node.reason):  # a verdict in it is younger than the boot that asked for it
+        return "reboot" if node.boot_time > node.reason_time > 0 else ""
+    return "reboot" if any(words in node.reason for words in REBOOTED) else ""
 
 
 def _asked(spool: Path, node: str, kind: str, why: str) -> bytes:

@@ -54,6 +54,11 @@ def put(file: IndexFile, decision: Decision) -> None:
         )
 
 
+def subject_of(event: Decision) -> str:
+    """Return what the concern about a fleet event is called."""
+    return f"fleet event {event.cause.fingerprint} of {event.time[:16]}Z"
+
+
 def put_ack(file: IndexFile, event: Mapping[str, Any]) -> None:
     """Take in that somebody looks after a subject."""
     row = (str(event["who"]), str(event["subject"]))
@@ -99,9 +104,11 @@ def _concerns(file: IndexFile, query: str, arguments: tuple[Any, ...]) -> list[C
 
 def _calls(file: IndexFile, decision: Decision) -> list[tuple[str, int, str]]:
     found: list[tuple[str, int, str]] = []
+    if decision.revised_by:
+        return found  # another one speaks in its place
     failed = [a for a in decision.actions if a.state == "failed"]
     if decision.members:
-        subject = f"fleet event {decision.cause.fingerprint} of {decision.time[:16]}Z"
+        subject = subject_of(decision)
         return [(subject, len(decision.members), fleet.to_do(decision))]
     if decision.fleet and not failed:
         return []  # one notice, that of the event, and not one for each of its members
@@ -151,6 +158,8 @@ def _settled(decision: Decision) -> list[str]:
         found.append(f"job {decision.attempt.job_id}")
     if decision.attempt and decision.rerun:
         found.append(f"job {decision.attempt.job_id}")
+    if decision.fleet and decision.revises:  # its event speaks for it from now on
+        found.append(fleet.member_of(decision).subject)
     found += [
         f"node {action.target}"
         for action in decision.actions

@@ -14,21 +14,17 @@ from recovery import actions, guard, incident, late, pausing, policy, precedents
 from recovery import cause as causes
 from recovery.budgets import History
 from recovery.decision import Action, Attempt, Cause, Decision
-from recovery.fleet import membership, names_a_part
+from recovery.fleet import names_a_part
 from recovery.fleet_watch import FleetWatch
 from recovery.hangs import Found, Hangs
 from recovery.ledger import Ledger
 from recovery.slurm.base import Job, Node, Scheduler
 from recovery.upkeep import Upkeep
 from recovery.watch import Ready, Watch
-from slurm_hooks import catalog
 from slurm_hooks.config import Config
-from slurm_hooks.record import SEVERITIES, FaultRecord, Finding, seconds_of, utc
+from slurm_hooks.record import FaultRecord, seconds_of, utc
 
 _DAY_SECONDS = 86400.0
-
-_NODE_CLASSES = ("hardware", "node.software", "network.fabric")
-"""Classes that open an incident on a node by themselves; others need a job that failed of them."""
 
 
 class Deciding:
@@ -63,7 +59,7 @@ class Deciding:
     def note(self, record: FaultRecord) -> None:
         """Take notice of a node that reports a fault of its own."""
         self.fleets.note(record)
-        if any(_opens_incident(finding) for finding in record.findings):
+        if any(incident.opens_incident(finding) for finding in record.findings):
             self._sick[record.node] = record
 
     def note_nodes(self, nodes: Mapping[str, Node]) -> None:
@@ -87,7 +83,7 @@ class Deciding:
         states = self._scheduler.nodes({node for ready in can for node in ready.nodes})
         told: list[tuple[Ready, incident.Incident, Cause]] = []
         for ready in can:
-            case = self._of_ready(ready, states)
+            case = self.case_of(ready, states)
             if case.requeued and not (case.lost or case.gated):
                 # A person's requeue, or one whose reason Slurm alone knows: left to them.
                 self._watch.forget(ready)
@@ -100,47 +96,26 @@ class Deciding:
             if self.fleets.waits(case, cause):
                 continue
             assert case.attempt is not None
-            made.append(self.decide(case, self._earlier(ready.job, case.attempt)))
+            made.append(self.decide(case, self.earlier(ready.job, case.attempt)))
             self._watch.settle(ready, self._clock())
         return made
 
-    def _of_ready(self, ready: Ready, states: Mapping[str, Node]) -> incident.Incident:
+    def case_of(
+        self, ready: Ready, states: Mapping[str, Node], former: Decision | None = None
+    ) -> incident.Incident:
+        """Return all evidence about an ended attempt, once more where ``former`` has judged it."""
         job, now = ready.job, self._clock()
-        attempt = self._attempt(job, ready.restart)
-        ended = now if ready.requeued else float(job.end_time or now)
+        attempt = self.attempt_of(job, ready.restart)
+        known = seconds_of(former.time) if former else now
+        ended = known if ready.requeued else float(job.end_time or known)
         records = self._records(ready.nodes, ended - incident.BEFORE_END_SECONDS)
+        if former is not None:
+            records = [record for record in records if late.belongs(record, former)]
         nodes = [states[name] for name in ready.nodes if name in states]
         hang = self._hangs.at_end(job, ended)
         return incident.of_attempt(
             attempt, job, ready.nodes, records, ended, nodes, utc(now), hang=hang
         )
-
-    def reopen(self, ready: Ready) -> list[Decision]:
-        """Judge an attempt again for late evidence; what was acted on gets an addendum instead."""
-        attempt = self._attempt(ready.job, ready.restart)
-        former = self._ledger.store.attempt_decision(attempt.key)
-        if former is None:
-            return []
-        now = self._clock()
-        ended = float(ready.job.end_time or seconds_of(former.time))
-        records = self._records(ready.nodes, ended - incident.BEFORE_END_SECONDS)
-        records = [record for record in records if late.belongs(record, former)]
-        states = self._scheduler.nodes(ready.nodes).values()
-        case = incident.of_attempt(
-            attempt, ready.job, ready.nodes, records, ended, states, utc(now)
-        )
-        history = self._history(case, self._earlier(ready.job, attempt), now, besides=former.id)
-        event = self._ledger.store.decision(former.fleet) if former.fleet else None
-        if event is not None:
-            history = replace(history, fleet=membership(event))
-        again = policy.decide(case, history, self._config.policy, now, self._config.mode)
-        if late.same_answer(former, again):
-            return []
-        if not former.acted_on:
-            return [self.planned(replace(again, revises=former.id))]
-        if (text := late.addendum(again)) not in former.addenda:
-            self._ledger.added(former, text)
-        return []
 
     def running(self, found: Sequence[Found]) -> list[Decision]:
         """Decide on jobs that hang or are slow; of each kind once for an attempt."""
@@ -150,14 +125,14 @@ class Deciding:
         made = []
         for one, case in told:
             assert case.attempt is not None
-            made.append(self.decide(case, self._earlier(one.job, case.attempt)))
+            made.append(self.decide(case, self.earlier(one.job, case.attempt)))
         for one in found:
             self._hangs.settle(one)
         return made
 
     def _of_running(self, found: Found) -> incident.Incident | None:
         job, now = found.job, self._clock()
-        attempt = self._attempt(job, job.restarts)
+        attempt = self.attempt_of(job, job.restarts)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         kinds = [d.cause.fault_class == "slowdown" for d in known if d.attempt == attempt]
         if (found.slowdown is not None) in kinds:
@@ -173,7 +148,7 @@ class Deciding:
 
     def is_decided(self, job: Job, restart: int) -> bool:
         """Whether the job's attempt has its decision; a requeue has changed the job's own key."""
-        attempt = self._attempt(job, restart)
+        attempt = self.attempt_of(job, restart)
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         since = "" if job.known else utc(job.end_time)
         return any(
@@ -186,13 +161,13 @@ class Deciding:
             for d in known[-20:]
         )
 
-    def _attempt(self, job: Job, restart: int) -> Attempt:
-        """The job's attempt with that restart count; a later one's SLUID is not its own."""
+    def attempt_of(self, job: Job, restart: int) -> Attempt:
+        """Return the job's attempt with that restart count; a later one's SLUID is not its own."""
         sluid = job.sluid if restart == job.restarts else None
         return Attempt(self.cluster, job.id, restart, job.submit_time, sluid)
 
-    def _earlier(self, job: Job, attempt: Attempt) -> tuple[Decision, ...]:
-        """The decisions on the job's former attempts that still hold, oldest first."""
+    def earlier(self, job: Job, attempt: Attempt) -> tuple[Decision, ...]:
+        """Return the decisions on the job's former attempts that still hold, oldest first."""
         known = self._ledger.store.job_decisions(attempt.cluster, job.id, job.uid)
         revised = {one.revises for one in known}
         return tuple(
@@ -241,7 +216,7 @@ class Deciding:
         has returned a node, so a record is such a check only where the node was seen in service
         before it.
         """
-        codes = {finding.code for finding in record.findings if _opens_incident(finding)}
+        codes = {finding.code for finding in record.findings if incident.opens_incident(finding)}
         since = utc(self._clock() - _DAY_SECONDS)
         back = self._in_service.get(record.node)
         is_news = back is not None and back < record.time
@@ -258,7 +233,7 @@ class Deciding:
     def decide(self, case: incident.Incident, earlier: tuple[Decision, ...]) -> Decision:
         """Decide, and record the decision with its actions: planned, or only recorded."""
         now, mode = self._clock(), self._config.mode
-        history = self._history(case, earlier, now)
+        history = self.history(case, earlier, now)
         return self.planned(policy.decide(case, history, self._config.policy, now, mode))
 
     def planned(self, decision: Decision) -> Decision:
@@ -276,9 +251,10 @@ class Deciding:
         self._ledger.decided(decision)
         return decision
 
-    def _history(
+    def history(
         self, case: incident.Incident, earlier: tuple[Decision, ...], now: float, besides: str = ""
     ) -> History:
+        """Return what bears on ``case`` of what came before, the decision ``besides`` apart."""
         suspects = self._upkeep.suspects() if case.job else {}
         history = precedents.of(self._ledger.store, case, earlier, suspects, now, besides)
         return replace(history, fleet=self.fleets.event_of(case, causes.of(case)))
@@ -292,10 +268,3 @@ def _was_out(known: Decision, record: FaultRecord) -> bool:
         and one.time < record.time
         for one in known.actions
     )
-
-
-def _opens_incident(finding: Finding) -> bool:
-    if SEVERITIES.index(finding.severity) < SEVERITIES.index("fault"):
-        return False
-    known = catalog.entries().get(finding.code)
-    return known is not None and known.fault_class.startswith(_NODE_CLASSES)

@@ -210,8 +210,8 @@ class Decision:
     ``started_time`` to ``ended_time`` (empty where unknown). ``rule`` names the row of the policy
     that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was rejected and
     why, ``would_change`` what else would have had to be seen for another answer.
-    ``revises`` is the decision in whose place late evidence put this one. ``checkpoint_step`` and
-    ``progress_step`` are the job's counters at failure.
+    ``revises`` is the decision in whose place this one was put by what was learnt later; there
+    ``revised_by`` names this one. ``checkpoint_step`` and ``progress_step``: the job's at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
     ``gated`` names the nodes that stopped the attempt before it had begun. ``requeued``: Slurm had
     put the job back into the queue by itself, and the decision adopts what it found there.
@@ -253,6 +253,7 @@ class Decision:
     gated: tuple[str, ...] = ()
     requeued: bool = False
     revises: str = ""
+    revised_by: str = ""
     running: bool = False
     fleet: str = ""
     members: tuple[Member, ...] = ()

@@ -27,8 +27,9 @@ from recovery.decision import (
     JobAnswer,
     Member,
 )
+from recovery.incident import class_of
 from slurm_hooks.config import ClassRule, Fleet
-from slurm_hooks.record import new_id, utc
+from slurm_hooks.record import SEVERITIES, FaultRecord, new_id, seconds_of, utc
 
 INCIDENT = "fleet/"
 """How the incident of a fleet event begins; its key follows."""
@@ -52,6 +53,7 @@ line in the kernel's log."""
 _ONE_BY_ONE = ("node.software",)
 """Classes whose codes have nothing to do with each other."""
 
+_FAULT = SEVERITIES.index("fault")
 _OWN = ("hardware",)
 _NO_EVIDENCE = ("log", "history")
 
@@ -137,6 +139,20 @@ def names_a_part(cause: Cause) -> bool:
     return any(is_own(item, cause.fault_class) for item in cause.implicated)
 
 
+def hits_of(record: FaultRecord, now: float) -> Iterable[tuple[str, Hit]]:
+    """Yield the hits that a node's record is, each with its key; ``now`` in seconds."""
+    for finding in record.findings:
+        if SEVERITIES.index(finding.severity) < _FAULT or finding.code.startswith("log."):
+            continue
+        fault_class = class_of(finding)
+        named = finding.gpu is not None or bool(finding.pci) or bool(finding.uuid)
+        own = fault_class.startswith(_OWN) and named
+        key, nodes = key_of(fault_class, finding.code), (record.node,)
+        if key:
+            time = min(seconds_of(record.time), now)
+            yield key, Hit(f"node {record.node}", time, nodes, nodes if own else ())
+
+
 def hit(subject: str, time: float, cause: Cause, uid: int | None) -> Hit:
     """Return the hit that an incident with this cause is; ``time`` in seconds since the epoch."""
     shown = [item for item in cause.implicated if item.source not in _NO_EVIDENCE]
@@ -161,6 +177,14 @@ def extent(hits: Collection[Hit], fleet: int, limits: Fleet) -> Extent | None:
     needed = max(limits.nodes, math.ceil(limits.share * fleet))
     found = extent_of(hits)
     return found if found.nodes >= needed or counted >= limits.jobs else None
+
+
+def measured(size: Extent, limits: Fleet) -> str:
+    """Return in a sentence how many were hit, and how many it takes."""
+    return (
+        f"within {limits.window:g} s: {size}; {limits.nodes} nodes"
+        f" ({limits.share:.1%} of the fleet), or {limits.jobs} jobs, make one event"
+    )
 
 
 def extent_of(hits: Collection[Hit]) -> Extent:
@@ -199,10 +223,7 @@ def decision(
         nodes=(),
         rule=f"fleet: {key}: job {rule.fleet}, node watch",
         mode=mode,
-        limits=(
-            f"within {limits.window:g} s: {size}; {limits.nodes} nodes"
-            f" ({limits.share:.1%} of the fleet), or {limits.jobs} jobs, make one event",
-        ),
+        limits=(measured(size, limits),),
         considered=(
             "a drain of each node: what so many show at once is no node's own fault, so they are"
             " watched until a person has looked; a node that names a broken part is drained",

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from recovery import fleet, policy
 from recovery.decision import Cause, Decision
 from recovery.fleet import Hit, Membership
-from recovery.incident import Incident, class_of
+from recovery.incident import Incident
 from recovery.ledger import Ledger
 from slurm_hooks.config import Config
-from slurm_hooks.record import SEVERITIES, FaultRecord, seconds_of, utc
+from slurm_hooks.record import FaultRecord, seconds_of, utc
 
-_FAULT = SEVERITIES.index("fault")
 _DAY_SECONDS = 86_400.0
 _KNOWN_LIMIT = 1000
 
@@ -45,23 +44,14 @@ class FleetWatch:
         self._events: dict[str, _Event] = {}
         self._new: set[str] = set()
         self._followed: set[str] = set()
+        self._begun: dict[str, None] = {}
         self.size = 1
         self._remember()
 
     def note(self, record: FaultRecord) -> None:
         """Take notice of a node that shows a fault, whether a job has failed of it or not."""
-        for finding in record.findings:
-            if SEVERITIES.index(finding.severity) < _FAULT or finding.code.startswith("log."):
-                continue
-            fault_class = class_of(finding)
-            key = fleet.key_of(fault_class, finding.code)
-            own = fault_class.startswith("hardware") and (
-                finding.gpu is not None or bool(finding.pci) or bool(finding.uuid)
-            )
-            if key:
-                nodes = (record.node,)
-                time = min(seconds_of(record.time), self._clock())
-                self._add(key, Hit(f"node {record.node}", time, nodes, nodes if own else ()))
+        for key, hit in fleet.hits_of(record, self._clock()):
+            self._add(key, hit)
 
     def note_case(self, case: Incident, cause: Cause) -> None:
         """Take notice of an attempt that is about to be decided on: before any of its pass is."""
@@ -119,6 +109,14 @@ class FleetWatch:
         self._forget()
         return made
 
+    def begun(self) -> tuple[str, ...]:
+        """Return the events whose first hits may have been decided on before they were events."""
+        return tuple(self._begun)
+
+    def taken_in(self, decision_id: str) -> None:
+        """Take notice that an event's first hits follow it now."""
+        self._begun.pop(decision_id, None)
+
     def _add(self, key: str, hit: Hit) -> None:
         before = self._hits.setdefault(key, {}).get(hit.subject)
         if before is None or before.time <= hit.time:
@@ -145,6 +143,7 @@ class FleetWatch:
         self._ledger.decided(made)
         event = _Event(made.id, {one.subject for one in hits}, max(one.time for one in hits))
         self._events[key] = event
+        self._begun[made.id] = None
         return event
 
     def _forget(self) -> None:
@@ -165,6 +164,7 @@ class FleetWatch:
                 last = max(seconds_of(one.time) for one in known.members)
                 subjects = {one.subject for one in known.members}
                 self._events[known.cause.fingerprint] = _Event(known.id, subjects, last)
+                self._begun[known.id] = None
             elif known.attempt is not None and not known.gated:
                 key = fleet.of_cause(known.cause)
                 subject, time = f"job {known.attempt.job_id}", seconds_of(known.time)

@@ -17,7 +17,7 @@ from recovery.slurm.base import Job, Node
 from recovery.stalls import Hang, Slowdown
 from slurm_hooks import catalog, optin
 from slurm_hooks.optin import OptIn
-from slurm_hooks.record import FaultRecord, Finding, seconds_of
+from slurm_hooks.record import SEVERITIES, FaultRecord, Finding, seconds_of
 
 BEFORE_END_SECONDS = 600.0
 AFTER_END_SECONDS = 300.0
@@ -28,6 +28,10 @@ FAILED_STATES = frozenset(
 )
 OTHER_ENDS = frozenset(("COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED"))
 """Base states in which an attempt is over (man squeue, JOB STATE CODES)."""
+
+
+_NODE_CLASSES = ("hardware", "node.software", "network.fabric")
+"""Classes that open an incident on a node by themselves; others need a job that failed of them."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,14 @@ def class_of(finding: Finding) -> str:
     """Return the catalogue's class of a finding; a site probe's own code has none (``none``)."""
     known = catalog.entries().get(finding.code)
     return known.fault_class if known else "none"
+
+
+def opens_incident(finding: Finding) -> bool:
+    """Whether a finding opens an incident on its node by itself, with no job that failed of it."""
+    if SEVERITIES.index(finding.severity) < SEVERITIES.index("fault"):
+        return False
+    known = catalog.entries().get(finding.code)
+    return known is not None and known.fault_class.startswith(_NODE_CLASSES)
 
 
 def resolution_of(finding: Finding) -> str:

@@ -1,8 +1,8 @@
-"""Evidence that comes after the decision: whether it changes the answer, and what is then done.
+"""What is learnt after the decision: whether it changes the answer, and what is then done.
 
-Pure. A decision of which no command has been sent gives way to a new one (``revises``), and its
-actions end with it, in the same event of the journal. One that was acted on stands, and an addendum
-says what was learnt.
+Pure. That is evidence, or that others have been hit by the same cause. A decision of which no
+command has been sent gives way to a new one (``revises``), and its actions end with it, in the same
+event of the journal. One that was acted on stands, and an addendum says what was learnt.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def belongs(record: FaultRecord, former: Decision) -> bool:
 def same_answer(former: Decision, again: Decision) -> bool:
     """Whether the evidence amounts to the same.
 
-    That a budget has been used up meanwhile is no evidence, and revises nothing.
+    That a budget has been used up meanwhile is no evidence, and revises nothing. That it is one of
+    many is news to what was not acted on alone: that follows the event from then on.
     """
+    if former.fleet != again.fleet and not former.acted_on:
+        return False
     if _cause(former) != _cause(again):
         return False
     return former.job.verdict == again.job.verdict or former.limits != again.limits
@@ -36,7 +39,7 @@ def same_answer(former: Decision, again: Decision) -> bool:
 
 def revised(former: Decision, by: Decision) -> Decision:
     """Return ``former`` as it stands once ``by`` has taken its place."""
-    detail = f"revised by {by.id}: evidence came late"
+    detail = f"revised by {by.id}: {why(former, by)}"
     actions = tuple(
         action
         if action.state in FINAL_ACTIONS
@@ -44,7 +47,14 @@ def revised(former: Decision, by: Decision) -> Decision:
         for action in former.actions
     )
     text = f"{by.time[:19]}Z {detail}: {by.cause.summary}"
-    return replace(former, actions=actions, addenda=(*former.addenda, text))
+    return replace(former, actions=actions, addenda=(*former.addenda, text), revised_by=by.id)
+
+
+def why(former: Decision, by: Decision) -> str:
+    """Return in a few words what ``by`` has learnt that ``former`` did not know."""
+    if by.fleet != former.fleet and _cause(former)[:3] == _cause(by)[:3]:
+        return f"it is one of many ({by.fleet})"
+    return "evidence came late"
 
 
 def addendum(again: Decision) -> str:
@@ -52,6 +62,18 @@ def addendum(again: Decision) -> str:
     nodes = "".join(f", {answer.verdict} {answer.node}" for answer in again.nodes)
     cause = f"{again.cause.fault_class}, {again.cause.confidence}: {again.cause.summary}"
     return f"evidence came late and says {cause}; the answer would be {again.job.verdict}{nodes}"
+
+
+def as_one_of_many(event: Decision, again: Decision | None) -> str:
+    """Return in a sentence what a decision stands for that was made before its event was seen.
+
+    ``again`` is the answer that it would get now, None where the job has moved on since.
+    """
+    text = f"the first of many ({event.id}), decided before the others were hit"
+    if again is None:
+        return f"{text}; the job has moved on since"
+    nodes = "".join(f", {answer.verdict} {answer.node}" for answer in again.nodes)
+    return f"{text}; as one of them the answer would be {again.job.verdict}{nodes}"
 
 
 def _cause(decision: Decision) -> tuple[object, ...]:

@@ -71,25 +71,31 @@ def outcomes(
     return tuple(new)
 
 
+_WAITING = ("PENDING", "SPECIAL_EXIT")
+
+
 def rerun_time(decision: Decision, jobs: Iterable[Job]) -> int:
     """Return when somebody else ran the job again (seconds since the epoch), 0 where nobody did.
 
-    ``jobs`` is a full look at the scheduler. A person requeues the job, or submits it once more:
-    the same owner's next job of the same name is taken for that.
+    ``jobs`` is a full look at the scheduler. A person requeues or releases the job, or submits it
+    once more: of one that was not to be held, the same owner's next job of that name is taken for
+    that.
     """
     attempt = decision.attempt
     if attempt is None:
         return 0
     decided = seconds_of(decision.time)
+    by_name = decision.job.verdict != "hold"
     starts = [
         job.start_time
         for job in jobs
         if job.uid == decision.uid
         and job.start_time > 0
+        and job.state not in _WAITING  # Slurm shows when it expects to start it
         and (
             job.restarts > attempt.restart
             if job.id == attempt.job_id
-            else job.name == decision.job_name and job.submit_time >= decided
+            else by_name and job.name == decision.job_name and job.submit_time >= decided
         )
     ]
     return min((start for start in starts if start >= int(decided)), default=0)

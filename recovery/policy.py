@@ -212,6 +212,21 @@ def _job_answer(
     history: History,
     now: float,
 ) -> JobAnswer:
+    """The answer; of a federation's job it is only said what it would be were it this cluster's."""
+    answer = _own_answer(incident, cause, rule, limits, history, now)
+    if answer.verdict == "leave" or incident.job is None or not incident.job.federated:
+        return answer
+    return JobAnswer("leave", f"{answer.reason}; where it runs is its federation's to say")
+
+
+def _own_answer(
+    incident: Incident,
+    cause: Cause,
+    rule: ClassRule,
+    limits: list[Limit],
+    history: History,
+    now: float,
+) -> JobAnswer:
     job, wishes = incident.job, incident.wishes
     if job is None:
         return JobAnswer("leave", "no job has failed of it")
@@ -227,8 +242,6 @@ def _job_answer(
     if not job.known:
         text = "Slurm has forgotten the job already: its owner must submit it again"
         return JobAnswer("leave", f"{cause.summary}; {text}")
-    if job.federated:
-        return JobAnswer("leave", f"{cause.summary}; where it runs is its federation's to say")
     if not job.batch or not job.requeue:
         kind = "is no batch job" if not job.batch else "was submitted with --no-requeue"
         return JobAnswer("leave", f"{cause.summary}; it {kind}: its owner must submit it again")

@@ -1,12 +1,12 @@
 """What another policy would have decided on recorded history: a diff, with reasons.
 
-    changes(read(spool), policy_now, policy_then)
+    compare(read(spool), configuration_now, configuration_then)
 
 Owns how an incident is put together again from a spool's readable decisions and archived records.
 What the scheduler alone knew (whether a job could be requeued, which nodes it asked for) is in
 neither, and is taken as a decision shows it; so two policies are both replayed and the replays
 compared, and what does not replay as it was recorded is counted. No clock and no scheduler is
-asked: the same spool and policies give the same answer.
+asked: the same spool and policies give the same answer. Who was hit at once is ``fleet_replay``'s.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from recovery import cause as causes
+from recovery import fleet, fleet_replay
 from recovery import policy as policies
 from recovery.budgets import History
 from recovery.decision import Decision
-from recovery.fleet import Membership
-from recovery.incident import Incident, closed_gate, of_attempt, of_node
+from recovery.fleet_replay import Case, Event, Events
+from recovery.incident import Incident, closed_gate, of_attempt, of_node, opens_incident
 from recovery.slurm.base import Job, Node
-from slurm_hooks.config import Policy
+from recovery.slurm.hostlist import compress
+from slurm_hooks.config import Config, Fleet, Policy
 from slurm_hooks.record import FaultRecord, seconds_of, utc
 
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -38,11 +40,15 @@ _DAY_SECONDS = 86_400.0
 class Recorded:
     """What a spool holds: decisions in the order they were made, records of their nodes by time.
 
-    ``unread`` counts lines that are neither.
+    ``shown`` are the records of all nodes by which one may be part of a fleet event, each with when
+    it was received (seconds since the epoch); ``nodes`` counts the nodes that were ever heard of.
+    ``unread`` counts lines that are neither decision nor record.
     """
 
     decisions: tuple[Decision, ...]
     records: dict[str, list[FaultRecord]]
+    shown: tuple[tuple[float, FaultRecord], ...] = ()
+    nodes: int = 1
     unread: int = 0
 
 
@@ -72,9 +78,11 @@ class Replayed:
 
 @dataclass
 class _Run:
-    """What one policy has decided so far."""
+    """What one configuration has decided so far, and the fleet events that it sees."""
 
     policy: Policy
+    limits: Fleet
+    fleets: Events
     made: list[Decision] = field(default_factory=list)
 
 
@@ -95,26 +103,40 @@ def read(spool: Path) -> Recorded:
     ordered = sorted(known.values(), key=lambda d: (d.time, d.id))
     wanted = {node for one in ordered for node in (*one.job_nodes, *_implicated(one))}
     records: dict[str, list[FaultRecord]] = {node: [] for node in sorted(wanted)}
+    shown: list[tuple[float, FaultRecord]] = []
+    heard = {path.stem for path in (spool / "heartbeat").glob("*.json")} | wanted
     for document in _lines(sorted((spool / "archive").glob("*/*.jsonl"))):
         try:
             record = FaultRecord.from_dict(document["record"])
+            received = seconds_of(document.get("received") or record.time)
         except (KeyError, TypeError, AttributeError, ValueError):
             unread += 1
             continue
+        heard.add(record.node)
         if record.node in records:
             records[record.node].append(record)
+        if any(True for _ in fleet.hits_of(record, received)):
+            shown.append((received, record))
     for found in records.values():
         found.sort(key=lambda record: (record.time, record.id))
-    return Recorded(tuple(ordered), records, unread)
+    shown.sort(key=lambda one: (one[0], one[1].id))
+    return Recorded(tuple(ordered), records, tuple(shown), max(1, len(heard)), unread)
 
 
-def compare(recorded: Recorded, now: Policy, then: Policy) -> Replayed:
-    """Return which decisions policy ``then`` would have made otherwise than policy ``now``."""
-    before, after = _Run(now), _Run(then)
+def compare(recorded: Recorded, now: Config, then: Config) -> Replayed:
+    """Return which decisions configuration ``then`` would have made otherwise than ``now``."""
+    told = [one for one in recorded.decisions if one.incident.startswith(fleet.INCIDENT)]
+    alone = [one for one in recorded.decisions if one not in told]
+    incidents = {one.id: _incident(one, recorded) for one in alone}
+    cases = [
+        _case(one, case, recorded, now) for one in alone if (case := incidents[one.id]) is not None
+    ]
+    before = _run(cases, recorded, told, now)
+    after = _run(cases, recorded, [one.decision for one in before.fleets.events] or told, then)
     changes: list[Change] = []
     differently = not_replayed = 0
-    for decision in recorded.decisions:
-        incident = _incident(decision, recorded)
+    for decision in alone:
+        incident = incidents[decision.id]
         if incident is None:
             not_replayed += 1
             continue
@@ -122,7 +144,43 @@ def compare(recorded: Recorded, now: Policy, then: Policy) -> Replayed:
         differently += _verdicts(one) != _verdicts(decision)
         if _verdicts(one) != _verdicts(other):
             changes.append(_change(decision, one, other))
+    seen = {one.decision.id for one in before.fleets.events}
+    showing = {record.node for _, record in recorded.shown}
+    for event in told:
+        nodes = {node for member in event.members for node in member.nodes}
+        kept = nodes & showing or any(incidents.get(one.decision) for one in event.members)
+        not_replayed += not kept
+        differently += bool(kept) and event.id not in seen
+    differently += len(seen - {one.id for one in told})
+    changes += _event_changes(before, after, alone)
+    changes.sort(key=lambda one: (one.time, one.decision))
     return Replayed(len(recorded.decisions), tuple(changes), differently, not_replayed)
+
+
+def _run(
+    cases: Sequence[Case], recorded: Recorded, told: Sequence[Decision], config: Config
+) -> _Run:
+    mode = told[0].mode if told else config.mode
+    found = fleet_replay.events(cases, recorded.shown, told, recorded.nodes, config, mode)
+    return _Run(config.policy, config.fleet, found)
+
+
+def _case(decision: Decision, incident: Incident, recorded: Recorded, now: Config) -> Case:
+    """When an incident was first seen: it waits for others, ``gather`` seconds at most."""
+    cause, decided = causes.of(incident), seconds_of(decision.time)
+    seen = decided
+    if fleet.waits(fleet.of_cause(cause)):
+        about = decision.attempt
+        told = [
+            seconds_of(record.time)
+            for node in decision.job_nodes
+            for record in recorded.records[node]
+            if about and record.job and record.time <= decision.time
+            if (record.job.id, record.job.restart) == (about.job_id, about.restart)
+        ]
+        seen = max([decided - now.fleet.gather, *told])
+    stands = decision.acted_on or bool(decision.revised_by)
+    return Case(decision.id, incident, cause, seen, stands)
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[Any]:
@@ -200,8 +258,7 @@ def _job(decision: Decision, ours: Sequence[FaultRecord]) -> Job:
 def _decide(run: _Run, incident: Incident, recorded: Decision) -> Decision:
     now = seconds_of(recorded.time)
     history = _history(run, incident, now)
-    if recorded.fleet:
-        history = replace(history, fleet=Membership(recorded.fleet, "many others"))
+    history = replace(history, fleet=run.fleets.of.get(recorded.id))
     made = policies.decide(incident, history, run.policy, now, recorded.mode)
     run.made.append(made)
     return made
@@ -224,7 +281,9 @@ def _history(run: _Run, incident: Incident, now: float) -> History:
     today = [one for one in run.made if one.time >= utc(now - _DAY_SECONDS)]
     named = {
         item.node: sum(
-            one.cause.fault_class == cause.fault_class and item.node in _implicated(one)
+            one.cause.fault_class == cause.fault_class
+            and item.node in _implicated(one)
+            and not one.fleet  # what hit many at once says nothing against this node
             for one in today
         )
         for item in cause.implicated
@@ -261,6 +320,58 @@ def _change(recorded: Decision, one: Decision, other: Decision) -> Change:
         _why(one),
         _why(other),
     )
+
+
+def _event_changes(before: _Run, after: _Run, alone: Sequence[Decision]) -> Iterable[Change]:
+    """The events that are one under the first configuration only, or under the other."""
+    known = {one.decision.id: one for one in before.fleets.events}
+    other = {one.decision.id: one for one in after.fleets.events}
+    for name in sorted({*known, *other}):
+        one, then = known.get(name), other.get(name)
+        event = one or then
+        assert event is not None
+        if one and then and one.decision.job.verdict == then.decision.job.verdict:
+            continue
+        by_themselves = _by_themselves(event, alone)
+        yield Change(
+            name,
+            event.decision.time,
+            f"fleet event of {event.key}",
+            event.decision.cause.fault_class,
+            _as_event(one, before, by_themselves),
+            _as_event(then, after, by_themselves),
+            fleet.measured(event.extent, before.limits),
+            fleet.measured(event.extent, after.limits),
+        )
+
+
+def _as_event(event: Event | None, run: _Run, by_themselves: Sequence[FaultRecord]) -> str:
+    """What there is in one configuration: the event, or else a decision for each of its nodes."""
+    if event is not None:
+        return f"one decision for {event.extent}, each job {event.decision.job.verdict}"
+    nodes: dict[str, list[str]] = {}
+    for record in by_themselves:
+        case = of_node(record, (), record.time)
+        made = policies.decide(case, History(), run.policy, seconds_of(record.time), "monitor")
+        for answer in made.nodes:
+            nodes.setdefault(answer.verdict, []).append(answer.node)
+    answers = [f"{verdict} {compress(names)}" for verdict, names in sorted(nodes.items())]
+    return "; ".join(["no event, each is decided on alone", *answers])
+
+
+def _by_themselves(event: Event, alone: Sequence[Decision]) -> list[FaultRecord]:
+    """The records of its nodes that only the event speaks of, and that call for a decision."""
+    told = {
+        node
+        for one in alone
+        if abs(seconds_of(one.time) - event.first) <= event.last - event.first + _HOUR_SECONDS
+        for node in (*one.job_nodes, *_implicated(one))
+    }
+    return [
+        record
+        for _, record in sorted(event.shown.items())
+        if record.node not in told and any(map(opens_incident, record.findings))
+    ]
 
 
 def _why(decision: Decision) -> str:

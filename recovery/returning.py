@@ -2,7 +2,8 @@
 
 A node returns when all of this is so, and each is looked at again just before the command:
 
-- the reason that stands is, to the letter, the one with which we drained it;
+- the reason that stands is, to the letter, the one with which we drained it, but for what Slurm
+  adds at a reboot and our own checks add (``node_reasons``);
 - what mends the fault has been seen: another boot, another GPU in that place, or, where a probe
   reads the fault from the hardware itself each time, that it is gone;
 - so many clean health checks in a row have followed, within one boot and on the same GPUs.
@@ -10,7 +11,8 @@ A node returns when all of this is so, and each is looked at again just before t
 Where only a person can say that it is mended (a machine check, a cable), only a person returns it.
 
 A node that a person drained with the words ``recovery: check`` is theirs as well; they asked for it
-to be checked, and once the deep check has passed it returns, with the verdict in its reason.
+to be checked, and once the deep check has passed it returns, with the verdict in its reason. So is
+one that `scontrol reboot nextstate=down` has left down, where nobody has given a reason for it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from recovery import node_reasons
 from recovery.decision import Cause, Decision, Implicated, JobAnswer, NodeAnswer
 from recovery.guard import ALREADY, GATE_REASON, OUR_REASON
 from recovery.slurm.base import Node
@@ -62,12 +65,13 @@ def drain_of(node: Node, decisions: Iterable[Decision]) -> Decision | None:
 
     It wrote that reason, or it found it there: the node had closed its own gate before.
     """
-    gated = f"{ALREADY}{node.reason}" if node.reason.startswith(GATE_REASON) else ""
+    reason = node_reasons.base(node.reason)
+    gated = f"{ALREADY}{reason}" if reason.startswith(GATE_REASON) else ""
     for decision in decisions:
         for action in decision.actions:
             if (action.kind, action.target, action.state) != ("drain", node.name, "verified"):
                 continue
-            if decision.id in node.reason and action.detail == node.reason:
+            if decision.id in reason and node_reasons.base(action.detail) == reason:
                 return decision
             if gated and action.detail == gated:
                 return decision
@@ -78,7 +82,7 @@ def has_passed(node: Node, heartbeat: Mapping[str, Any] | None) -> bool:
     """Whether a node was drained to be checked, has passed, and is clean and within reach now."""
     if heartbeat is None or not clean(heartbeat) or not _ASKED.fullmatch(node.reason):
         return False
-    return node.state not in ("DOWN", "UNKNOWN") and "NOT_RESPONDING" not in node.flags
+    return node_reasons.is_out(node)
 
 
 def asked(node: Node, now: float, mode: str) -> Decision:
@@ -104,10 +108,12 @@ def obstacle(
     of the standing reason among them. ``heartbeat`` is the node's last one as ``store`` keeps it;
     ``checks`` clean ones in a row are asked for.
     """
-    if not node.drained or not node.reason:
+    if not (node.drained or node.state == "DOWN") or not node.reason:
         return "it is not drained"
-    if node.state in ("DOWN", "UNKNOWN") or "NOT_RESPONDING" in node.flags:
+    if not node_reasons.is_out(node):
         return "Slurm does not reach it"
+    if node_reasons.has_failed(node.reason):
+        return "its last check has failed"
     if heartbeat is None:
         return "no health check has been heard of"
     for decision in drains:

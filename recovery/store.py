@@ -105,6 +105,10 @@ class Store:
         kind = event.get("type")
         if kind == "decision":
             decided = Decision.from_dict(event["decision"])
+            former = self.decision(decided.revises) if decided.revises else None
+            if former is not None:
+                self._put_decision(late.revised(former, decided))
+                self._file.change("DELETE FROM marks WHERE decision = ?", (former.id,))
             self._put_decision(decided)
             self._file.change_many(
                 # A mark keeps the place it was given first: a reader asks for what came after it.
@@ -114,10 +118,6 @@ class Store:
             event_of = self.decision(decided.fleet) if decided.fleet else None
             if event_of is not None:
                 self._put_decision(event_of.with_members([fleet.member_of(decided)]))
-            former = self.decision(decided.revises) if decided.revises else None
-            if former is not None:
-                self._put_decision(late.revised(former, decided))
-                self._file.change("DELETE FROM marks WHERE decision = ?", (former.id,))
         elif kind in controls.EVENTS:
             controls.take_in(self._file, event)
         elif kind == "grant":

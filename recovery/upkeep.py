@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from recovery import guard, inventory, offenders, returning
+from recovery import checking, guard, inventory, offenders, returning
 from recovery.decision import Cause, Decision, Implicated
 from recovery.incident import Incident
 from recovery.offenders import Suspicion
@@ -108,7 +108,7 @@ class Upkeep:
         ours = {
             name: node
             for name, node in nodes.items()
-            if node.drained and guard.is_ours(node.reason)
+            if (node.drained or node.state == "DOWN") and guard.is_ours(node.reason)
         }
         if not ours:
             return []
@@ -123,11 +123,20 @@ class Upkeep:
             drain = returning.drain_of(node, known)
             if drain is None or beat is None or _is_answered(known, drain):
                 continue
+            if self._awaits_check(node, now):
+                continue
             drains = [one for one in known if one.time >= drain.time and _drains(one, name)]
             checks = self._config.policy.checks_before_return
             if not returning.obstacle(node, drains, beat, checks):
                 made.append(returning.decision(node, drain, beat, now, mode))
         return made
+
+    def _awaits_check(self, node: Node, now: float) -> bool:
+        """Whether a node has booted since it was drained, and the check after it is to come."""
+        if not 0 < node.reason_time < node.boot_time:
+            return False
+        since, until = utc(float(node.boot_time) + 1), utc(now + _DAY_SECONDS)
+        return checking.latest(self._store, node.name, since, until) is None
 
     def _scores(self, now: float) -> dict[str, object]:
         """The nodes with anything against them, gravest first, and what it takes to act on it."""

@@ -5,18 +5,18 @@ A table for each; ``test_fleet_event_on_slurm`` shows it on a cluster.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from recovery import fleet, offenders, policy
-from recovery.decision import Cause, Implicated, JobAnswer, Member
+from recovery.decision import Action, Cause, Implicated, JobAnswer, Member
 from recovery.fleet import Hit, Membership
 from recovery.stalls import Hang, Stall
 from slurm_hooks import spool
 from slurm_hooks.config import Fleet
-from slurm_hooks.record import Finding
+from slurm_hooks.record import Finding, utc
 from tests.incidents import decided, failed, finding, job, log, running, sick
 from tests.test_recovery_commands import Controller
 
@@ -213,10 +213,16 @@ def test_one_decision_lists_all_says_why_and_is_told_once(tmp_path: Path) -> Non
     event = fleet.decision("storage", hits, extent, row, LIMITS, NOW, "act")
     controller.knows({"type": "decision", "decision": event.to_dict()})
     gone = Implicated("n9", "/data is not mounted", "storage", "storage.not_mounted")
-    for number in range(30, 33):
+    held = Action("hold", "", "verified", utc(NOW), "comment", "held for its owner")
+    alone = replace(held, state="recorded", step="", detail="no grant covers hold")
+    numbers = range(30_000_030, 30_000_042)
+    for number in (*range(30, 33), *numbers):
+        done = held if number in numbers else alone
         controller.decided(
             f"d{number}",
             job_id=number,
+            job_target=str(number),
+            actions=(replace(done, target=str(number)),),
             fleet=event.id,
             cause=Cause("storage", "established", "n9: /data is not mounted", (gone,)),
             job=JobAnswer("hold", "it has hit 5 nodes"),
@@ -233,10 +239,13 @@ def test_one_decision_lists_all_says_why_and_is_told_once(tmp_path: Path) -> Non
     assert need["subject"].startswith("fleet event storage of ")
     assert f"once it is mended, recovery explain {event.id} names" in need["what"]
     told = " ".join(controller.run("explain", event.id)[0].split())
-    assert "members: 5 jobs, 7 nodes" in told
+    assert "members: 17 jobs, 7 nodes" in told
     assert "job 31: hold, d31" in told
     assert "nodes (n[0-4,6,9])" in told
-    assert "once it is mended: scontrol release 30,31,32" in told
+    command = f"once it is mended: scontrol release {','.join(map(str, numbers))}"
+    assert command in told, "the shell must see one list, however long it is"
+    lie = "not held, they lie as they ended; once it is mended: scontrol requeue 30,31,32"
+    assert lie in told
     assert "considered: a drain of each node" in told
     assert "limit: within 300 s: 5 nodes and 2 jobs; 5 nodes" in told
     assert event.id in controller.run("explain", "31")[0]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recovery import returning
+from recovery.checking import Answer, reason_with
 from recovery.decision import Action, Decision
 from recovery.slurm.base import Node
 from slurm_hooks.record import Finding, utc
@@ -107,6 +108,72 @@ def test_every_fault_for_which_it_was_drained_must_be_mended() -> None:
 def test_a_node_that_slurm_does_not_reach_stays(state: dict[str, Any]) -> None:
     stands, _ = drained(LOST)
     assert obstacle(of=replace(stands, **state)) == "Slurm does not reach it"
+
+
+ISSUED = " : reboot issued"
+COMPLETE = " : reboot issued : reboot complete"
+PASSED = "; checked 2026-12-02T06:00Z: passed"
+FAILED = "; checked 2026-12-02T06:00Z: failed, GPU 3 is lost"
+
+
+@pytest.mark.parametrize("added", ["", ISSUED, COMPLETE, PASSED, f"{ISSUED}{PASSED}", FAILED])
+def test_what_a_reboot_and_a_check_add_to_our_reason_leave_it_ours(added: str) -> None:
+    stands, made = drained(LOST)
+    rebooted = replace(stands, reason=stands.reason + added)
+    assert returning.drain_of(rebooted, [made]) == made
+    why = returning.obstacle(rebooted, [made], beat(), 3)
+    assert why == ("its last check has failed" if added == FAILED else "")
+
+
+BOOT = {"state": "DOWN", "boot_time": 1000, "reason_time": 1001}
+ASKED = "recovery: asked to check"
+DOWN = [
+    # what stands, what else is so, whether it has passed
+    (f"{ASKED} reboot requested{COMPLETE}{PASSED}", BOOT, True),
+    (f"{ASKED} Reboot ASAP{COMPLETE}{PASSED}", BOOT, True),
+    (f"{ASKED} the riser{COMPLETE}{PASSED}", BOOT, True),
+    (f"{ASKED} the riser{COMPLETE}{FAILED}", BOOT, False),
+    (f"{ASKED} the riser{COMPLETE}", BOOT, False),
+    # down for something else, or again, or on its way
+    (f"{ASKED} the riser{PASSED}", BOOT, False),
+    (f"{ASKED} the riser{COMPLETE}{PASSED}", {**BOOT, "boot_time": 1002}, False),
+    (f"{ASKED} the riser{COMPLETE}{PASSED}", {**BOOT, "flags": {"NOT_RESPONDING"}}, False),
+    (f"{ASKED} the riser{COMPLETE}{PASSED}", {**BOOT, "flags": {"REBOOT_ISSUED"}}, False),
+    # somebody's own words
+    (f"ann: fans{COMPLETE}{PASSED}", BOOT, False),
+]
+
+
+@pytest.mark.parametrize(("reason", "shown", "passed"), DOWN)
+def test_a_node_that_a_reboot_left_down_comes_back_by_its_check_alone(
+    reason: str, shown: dict[str, Any], passed: bool
+) -> None:
+    one = node("n3", **{**shown, "flags": frozenset(shown.get("flags", ())), "reason": reason})
+    assert returning.has_passed(one, beat()) is passed
+    assert not returning.has_passed(one, beat(verdict="fault"))
+
+
+ANSWER = Answer("n3", "01K", "passed", "", "reboot", utc(NOW), "boot", "record")
+
+
+@pytest.mark.parametrize(
+    ("stands", "becomes"),
+    [
+        (f"reboot requested{COMPLETE}", f"{ASKED} reboot requested{COMPLETE}; checked "),
+        (f"Reboot ASAP{COMPLETE}", f"{ASKED} Reboot ASAP{COMPLETE}; checked "),
+        ("Reboot ASAP : reboot complete", f"{ASKED} Reboot ASAP : reboot complete; checked "),
+        (f"recovery: check fans{COMPLETE}", f"{ASKED} fans{COMPLETE}; checked "),
+        (f"ann: fans{COMPLETE}", None),
+        ("Node unexpectedly rebooted", None),
+        ("reboot complete", None),
+        ("reboot requested : reboot issued", None),
+    ],
+)
+def test_a_verdict_is_written_behind_words_of_slurm_or_ours_and_nobody_elses(
+    stands: str, becomes: str | None
+) -> None:
+    found = reason_with(stands, ANSWER)
+    assert found == becomes or (found and becomes and found.startswith(becomes))
 
 
 def test_a_node_of_which_nothing_has_been_heard_stays() -> None:

@@ -199,7 +199,7 @@ def test_late_evidence_puts_another_decision_in_the_place_of_one_not_acted_on(
         assert second["cause"]["fault_class"] == "hardware.gpu"  # type: ignore[index]
         told = cluster.run("recovery", "explain", str(job.id)).stdout
     words = " ".join(told.split())
-    assert f"in the place of {first['id']}, for evidence that came late" in words
+    assert f"in the place of {first['id']}, for what was learnt since" in words
     assert f"revised by {second['id']}: evidence came late" in words
 
 

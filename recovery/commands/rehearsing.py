@@ -21,7 +21,7 @@ from slurm_hooks.config import ConfigError, load
     "policy_file",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A recovery.toml whose [policy] is tried.",
+    help="A recovery.toml whose [policy] and [fleet] are tried.",
 )
 @opening.JSON
 def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
@@ -37,7 +37,7 @@ def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
         opening.fail(str(error), 2)
     except OSError as error:
         opening.fail(f"{error.filename or spool}: {error.strerror}", 2)
-    found = replaying.compare(recorded, config.policy, other.policy)
+    found = replaying.compare(recorded, config, other)
     if as_json:
         document = {"schema": "replay/v1", "unread": recorded.unread, **asdict(found)}
         click.echo(json.dumps(document))

@@ -121,11 +121,15 @@ def _told(
     subjects = [f"node {answer.node}" for one in decisions for answer in one.nodes]
     if latest.attempt is not None:
         subjects.insert(0, f"job {latest.attempt.job_id}")
+    if latest.members:
+        subjects.insert(0, concerns.subject_of(latest))
     ids = {one.id for one in decisions}
     needed = [one for one in concerns.of(store.file, subjects) if one.decision in ids]
     needed.sort(key=lambda one: subjects.index(one.subject))
     named = [*ids, *(one.subject for one in needed)]
-    known = Known(_looks(store, decisions), timeline.of(store.file, named))
+    members = [store.decision(one.decision) for one in latest.members if one.decision]
+    followers = {one.id: one for one in members if one is not None}
+    known = Known(_looks(store, decisions), timeline.of(store.file, named), followers)
     return {
         "schema": SCHEMA,
         "subject": subjects[0] if subjects else latest.incident,

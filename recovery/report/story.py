@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from recovery.decision import Decision, Excerpt, Outcome
+from recovery.decision import Decision, Excerpt, Member, Outcome
 from recovery.report.words import age
 from recovery.slurm.hostlist import compress
 from recovery.timeline import Turn
@@ -33,6 +33,9 @@ LOOKS_LIMIT = 5000
 
 _LOGS = ("kernel_log", "job_log")
 """Sources of evidence that is a line as it was written."""
+
+COMMAND = "once it is mended: scontrol"
+"""How a detail begins, or goes on, that is a command to be copied whole."""
 
 _DATED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 
@@ -76,10 +79,14 @@ class Look:
 
 @dataclass(frozen=True)
 class Known:
-    """What a story is made of besides the decisions: ``looks`` by record, ``turns`` in order."""
+    """What a story is made of besides the decisions: ``looks`` by record, ``turns`` in order.
+
+    ``followers`` are the decisions on the members of a fleet event, by their id.
+    """
 
     looks: Mapping[str, Look] = field(default_factory=dict)
     turns: Sequence[Turn] = ()
+    followers: Mapping[str, Decision] = field(default_factory=dict)
 
 
 def of_decisions(decisions: Sequence[Decision], known: Known) -> list[Event]:
@@ -92,7 +99,7 @@ def of_decisions(decisions: Sequence[Decision], known: Known) -> list[Event]:
             *_attempt(decision, attempts),
             *_sightings(decision, known, told),
             *_silence(decision, known),
-            _decided(decision),
+            _decided(decision, known),
             *_followed(decision, known),
         ]
         events.update(dict.fromkeys(found))
@@ -261,7 +268,7 @@ def _silence(decision: Decision, known: Known) -> Iterable[Event]:
 # -- the decision, and what followed -----------------------------------------------------------
 
 
-def _decided(decision: Decision) -> Event:
+def _decided(decision: Decision, known: Known) -> Event:
     cause = decision.cause
     details = [f"cause: {cause.fault_class}, {cause.confidence}: {cause.summary}"]
     if decision.attempt or decision.members:
@@ -271,7 +278,7 @@ def _decided(decision: Decision) -> Event:
     details += [f"{one.node}: {one.verdict}: {one.reason}" for one in decision.nodes]
     details.append(f"rule {decision.rule}")
     if decision.revises:
-        details.append(f"in the place of {decision.revises}, for evidence that came late")
+        details.append(f"in the place of {decision.revises}, for what was learnt since")
     for title, texts in (
         ("limit", decision.limits),
         ("considered", decision.considered),
@@ -279,12 +286,12 @@ def _decided(decision: Decision) -> Event:
         ("limited by", decision.limited_by),
     ):
         details += [f"{title}: {text}" for text in texts]
-    details += _members(decision)
+    details += _members(decision, known)
     number = number_of(decision)
     return Event(decision.time, "decided", decision.id, tuple(details), number, decision.id)
 
 
-def _members(decision: Decision) -> list[str]:
+def _members(decision: Decision, known: Known) -> list[str]:
     """Who one cause has hit: jobs with what was decided for each, and the nodes in one list."""
     if not decision.members:
         return []
@@ -294,10 +301,24 @@ def _members(decision: Decision) -> list[str]:
     for one in jobs:
         answer = f": {one.verdict}, {one.decision}" if one.decision else ""
         lines.append(f"{one.subject}{answer}")
-    held = [one.subject.partition(" ")[2] for one in jobs if one.verdict == "hold"]
+    return [*lines, *_going_on(jobs, known)]
+
+
+def _going_on(jobs: Sequence[Member], known: Known) -> Iterable[str]:
+    """The one command for all members that are held, and for those that lie as they ended."""
+    held: list[str] = []
+    ended: list[str] = []
+    for one in jobs:
+        made = known.followers.get(one.decision)
+        if made is None or one.verdict != "hold" or made.rerun:
+            continue
+        verified = any((a.kind, a.state) == ("hold", "verified") for a in made.actions)
+        (held if verified else ended).append(made.job_target)
     if held:
-        lines.append(f"once it is mended: scontrol release {','.join(held)}")
-    return lines
+        yield f"{COMMAND} release {','.join(held)}"
+    if ended:
+        lie = "not held, they lie as they ended" if held else "nobody has held them"
+        yield f"{lie}; {COMMAND} requeue {','.join(ended)}"
 
 
 def _followed(decision: Decision, known: Known) -> Iterable[Event]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from recovery.decision import Decision
-from recovery.report.story import Known, of_decisions
+from recovery.report.story import COMMAND, Known, of_decisions
 from recovery.report.words import WIDTH, age, bounded, printable, wrapped
 
 _INDENT = " " * 12
@@ -80,7 +80,14 @@ def _entry(event: Mapping[str, Any]) -> list[str]:
         bounded(text), WIDTH, initial_indent=clock, subsequent_indent=_INDENT + "  "
     ) or [clock.rstrip()]
     for detail in details:
+        # A command's list of jobs must be one word to the shell, whole and however long.
+        is_command = COMMAND in detail
         lines += textwrap.wrap(
-            bounded(detail), WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+            printable(detail) if is_command else bounded(detail),
+            WIDTH,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT + "  ",
+            break_long_words=not is_command,
+            break_on_hyphens=not is_command,
         )
     return lines

@@ -48,6 +48,9 @@ _NODE_BASES = frozenset(("UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "MIXED", "ERROR
 _UNSET = 0xFFFFFFFE
 """slurm.h: NO_VAL; it and INFINITE, one above, are what 22.05 prints for "not set"."""
 
+_LOCAL_ID_LIMIT = (1 << 26) - 1
+"""slurm.h: MAX_JOB_ID. The bits above number the cluster of a federation that a job comes from."""
+
 _WRAPPED_NUMBER = frozenset(("set", "infinite", "number"))
 _GPU = re.compile(r"gpu(?::[^:(,]+)*?:(\d+)(?:\(.*)?")
 
@@ -190,7 +193,8 @@ def _job(fields: dict[str, Any]) -> Job:
         het_job_id=_number(fields["het_job_id"]) or None,
         het_parts=_het_parts(_text(fields["het_job_id_set"])),
         gpus=_job_gpus(fields),
-        federated=bool(_text(fields.get("federation_origin"))),
+        federated=bool(_text(fields.get("federation_origin")))
+        or _id(fields["job_id"]) > _LOCAL_ID_LIMIT,
         # 26.05 has it in an object that names the whole job as a step.
         sluid=_text(fields.get("step_id", {}).get("sluid")) or None,
         comment=_text(_comment(fields, "user", "comment")),
