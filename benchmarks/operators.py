@@ -35,7 +35,8 @@ OPEN_JOBS = 100
 COMMANDS = (
     ["status"], ["incidents"], ["decisions"], ["decisions", "--node", "n3"], ["nodes"],
     ["decisions", "--class", "storage"], ["nodes", "n3"], ["nodes", "--user", "ann"],
-    ["explain", "1003"], ["explain", "d00000003"], ["explain", "n3"], ["grants"], ["trial"],
+    ["explain", "1003"], ["explain", "500"], ["decisions", "--job", "1003"],
+    ["explain", "d00000003"], ["explain", "n3"], ["grants"], ["trial"],
 )  # fmt: skip
 CONFIG = """
 mode = "act"
@@ -72,9 +73,10 @@ def build(root: Path, records: int) -> None:
             when, node = utc(first + span * number / records), f"n{number % NODES}"
             text = template.replace("IDENTITY", f"{number:026d}").replace("NODE", node)
             text = text.replace("WHEN", when)
-            rows.append((f"{number:026d}", node, when, when, "epilog", number // 50, 0, text))
+            ids = (f"{number:026d}", node, when, when, "epilog", number // 50, 0)
+            rows.append((*ids, None, text))
         with store.file.transaction():
-            store.file.change_many("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            store.file.change_many("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     events = []
     for number in range(records // 50):
         when = utc(first + span * number * 50 / records)

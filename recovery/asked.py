@@ -15,7 +15,7 @@ from recovery.index_file import IndexFile
 
 _CONDITIONS = {
     "node": "n.node = :node",
-    "job": "d.job_id = :job",
+    "job": "d.id IN (SELECT decision FROM job_names WHERE name = :job)",
     "user": "d.owner = :user",
     "partition": "(d.partition = :partition OR d.job_id IS NULL AND"
     " instr(',' || d.partition || ',', ',' || :partition || ','))",
@@ -28,15 +28,22 @@ _CONDITIONS = {
 }
 
 
+_LOOKUPS = {
+    "node": ("decision_nodes n CROSS JOIN decisions d ON d.id = n.decision", "n"),
+    "job": ("job_names j CROSS JOIN decisions d ON d.id = j.decision AND j.name = :job", "j"),
+    "": ("decisions d", "d"),
+}
+
+
 @dataclass(frozen=True)
 class Asked:
     """What all have to be; None where it does not matter. since <= time < until.
 
-    ``node`` is implicated, judged or excluded by the decision.
+    ``node`` is implicated, judged or excluded by the decision. ``job`` is a name (``naming.job``).
     """
 
     node: str | None = None
-    job: int | None = None
+    job: str | None = None
     user: str | None = None
     partition: str | None = None
     fault_class: str | None = None
@@ -51,9 +58,9 @@ class Asked:
 def decisions(file: IndexFile, asked: Asked, limit: int, followers: bool) -> list[Decision]:
     """Return at most ``limit`` decisions, newest first; see ``Store.decisions``."""
     given = asked.given()
-    # The order of the tables is the order of the lookup: by node first, where one is given.
-    by_node = "decision_nodes n CROSS JOIN decisions d ON d.id = n.decision"
-    table, time = (by_node, "n") if "node" in given else ("decisions d", "d")
+    # The order of the tables is the order of the lookup: by node or job first, where one is given.
+    by = next((one for one in ("node", "job") if one in given), "")
+    table, time = _LOOKUPS[by]
     alone = "" if followers else " AND NOT d.follows"
     rows = file.rows(
         f"SELECT d.document FROM {table} WHERE {_where(given, time)}{alone}"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recovery import fleet
+from recovery import fleet, naming
 from recovery.decision import Decision
 from recovery.index_file import IndexFile
 from slurm_hooks.record import seconds_of, utc
@@ -76,9 +76,18 @@ def since(file: IndexFile, time: str) -> list[Concern]:
 
 
 def find(file: IndexFile, name: str) -> Concern | None:
-    """Return the concern of a subject, a job number, a node, or a decision's id."""
-    query = "WHERE subject IN (?, ?, ?) OR decision = ? LIMIT 1"
-    found = _concerns(file, query, (name, f"job {name}", f"node {name}", name))
+    """Return the concern of a subject, a job by any of its names, a node, or a decision's id.
+
+    Raises:
+        naming.Ambiguous: several decisions' ids begin so.
+    """
+    query = "WHERE subject IN (?, ?, ?) LIMIT 1"
+    found = _concerns(file, query, (name, f"job {name}", f"node {name}"))
+    if not found:
+        called = name.removeprefix("job ")
+        query = "WHERE decision = ? OR decision IN (SELECT decision FROM job_names WHERE name = ?)"
+        decision = naming.decision_id(file, name) or ""
+        found = _concerns(file, f"{query} ORDER BY last DESC LIMIT 1", (decision, called))
     return found[0] if found else None
 
 

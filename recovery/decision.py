@@ -205,10 +205,11 @@ class Decision:
     """The whole story of one incident, so that ``recovery explain`` needs nothing else.
 
     ``attempt`` is None for a sick node outside any job. ``owner``, ``uid``, ``partition``,
-    ``account`` and ``qos`` are the job's; ``job_nodes`` where the attempt ran, with ``gpus`` in
-    all, from ``started_time`` to ``ended_time`` (empty where unknown). ``rule`` names the row of
-    the policy that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was
-    rejected and why, ``would_change`` what else would have had to be seen for another answer.
+    ``account`` and ``qos`` are the job's, ``job_parts`` the ids of all parts of a heterogeneous
+    one, its own first; ``job_nodes`` where the attempt ran, with ``gpus`` in all, from
+    ``started_time`` to ``ended_time`` (empty where unknown). ``rule`` names the row of the policy
+    that fired; ``limits`` are sentences (``restarts 1 of 3``); ``considered`` what was rejected and
+    why, ``would_change`` what else would have had to be seen for another answer.
     ``revises`` is the decision in whose place this one was put by what was learnt later; there
     ``revised_by`` names this one. ``checkpoint_step`` and ``progress_step``: the job's at failure.
     ``limited_by`` says what kept an answer from being acted on (monitor mode, no grant, a guard).
@@ -236,6 +237,7 @@ class Decision:
     qos: str = ""
     job_name: str = ""
     job_target: str = ""
+    job_parts: tuple[int, ...] = ()
     job_nodes: tuple[str, ...] = ()
     ended: str = ""
     ended_time: str = ""
@@ -379,14 +381,9 @@ class Decision:
         members = _all(Member, known.get("members", ()))
         known["members"] = tuple(replace(one, nodes=tuple(one.nodes)) for one in members)
         for name in (
-            "job_nodes",
-            "limits",
-            "considered",
-            "would_change",
-            "limited_by",
-            "gated",
+            "job_parts", "job_nodes", "limits", "considered", "would_change", "limited_by", "gated",
             "addenda",
-        ):
+        ):  # fmt: skip
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

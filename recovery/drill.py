@@ -226,10 +226,10 @@ def _slurm(*arguments: str) -> str:
 
 def _decided(job: Job, store: Store, catch_up: Callable[[], None]) -> str:
     catch_up()
-    for decision in store.decisions(job=job.id, limit=20):
+    for decision in store.decisions(job=str(job.id), limit=20):
         if (
-            decision.attempt
-            and decision.attempt.restart == job.restarts
+            decision.attempt  # of the number of an array there are its other tasks' as well
+            and (decision.attempt.job_id, decision.attempt.restart) == (job.id, job.restarts)
             and decision.uid == job.uid
         ):
             return _told(decision)

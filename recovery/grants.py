@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -16,6 +17,8 @@ from recovery import judged, trial
 from recovery.guard import Agreement, Standing, standing
 from recovery.store import Store
 from slurm_hooks.config import Config, Grant
+
+_CLASSES_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,21 @@ def changes(store: Store, now: Sequence[Standing]) -> list[Change]:
         key = key_of(one.grant)
         before = known[key].in_force if key in known else False
         if one.in_force != before:
-            found.append(Change(key, one.in_force, one.why))
+            against = "" if one.in_force else _against(one.grant, store)
+            found.append(Change(key, one.in_force, one.why + against))
     return found
+
+
+def _against(grant: Grant, store: Store) -> str:
+    """Of which classes of failure the decisions are that speak against a grant, most first."""
+    cases = judged.latest_judged(store.file, lambda case: trial.covers(grant, case))
+    classes = Counter(
+        case.fault_class
+        for case in cases
+        if case.verdict != "helpful"  # ended badly, or judged so
+    )
+    told = ", ".join(f"{count} of {name}" for name, count in classes.most_common(_CLASSES_TOLD))
+    return f"; against it: {told}" if told else ""
 
 
 def scope_text(grant: Grant) -> str:

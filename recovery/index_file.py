@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LAYOUT = 6
+LAYOUT = 7
 """Version of the tables; an index of another one is built anew."""
 
 LOCK_SECONDS = 10.0
@@ -20,10 +20,11 @@ LOCK_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE records (
     id TEXT PRIMARY KEY, node TEXT NOT NULL, time TEXT NOT NULL, received TEXT NOT NULL,
-    hook TEXT NOT NULL, job_id INTEGER, restart INTEGER, document TEXT NOT NULL
+    hook TEXT NOT NULL, job_id INTEGER, restart INTEGER, array_task TEXT, document TEXT NOT NULL
 );
 CREATE INDEX records_node ON records (node, time);
 CREATE INDEX records_job ON records (job_id, restart, time) WHERE job_id IS NOT NULL;
+CREATE INDEX records_array ON records (array_task) WHERE array_task IS NOT NULL;
 CREATE INDEX records_hook ON records (hook, time);
 CREATE INDEX records_time ON records (time);
 CREATE TABLE archived (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
@@ -48,6 +49,10 @@ CREATE TABLE decision_nodes (
     PRIMARY KEY (node, time, decision)
 ) WITHOUT ROWID;
 CREATE INDEX decision_nodes_decision ON decision_nodes (decision);
+CREATE TABLE job_names (
+    name TEXT NOT NULL, time TEXT NOT NULL, decision TEXT NOT NULL,
+    PRIMARY KEY (name, time, decision)
+) WITHOUT ROWID;
 CREATE TABLE commands (
     kind TEXT NOT NULL, decision TEXT NOT NULL, target TEXT NOT NULL, time TEXT NOT NULL,
     state TEXT NOT NULL, job_id INTEGER, uid INTEGER, PRIMARY KEY (decision, kind, target)
@@ -70,7 +75,8 @@ CREATE TABLE cases (
 CREATE INDEX cases_time ON cases (time);
 CREATE INDEX cases_judged ON cases (time) WHERE judged;
 CREATE TABLE grants (
-    key TEXT PRIMARY KEY, in_force INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL
+    key TEXT PRIMARY KEY, in_force INTEGER NOT NULL, why TEXT NOT NULL, time TEXT NOT NULL,
+    scope TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE concerns (
     subject TEXT PRIMARY KEY, time TEXT NOT NULL, last TEXT NOT NULL, count INTEGER NOT NULL,

@@ -26,11 +26,12 @@ _SCANNED = 5000
 
 @dataclass(frozen=True)
 class GrantEvent:
-    """How a grant stood when that last changed."""
+    """How a grant stood when that last changed; ``scope`` is its actions and scope in words."""
 
     in_force: bool
     why: str
     time: str
+    scope: str
 
 
 def put(file: IndexFile, decision: Decision) -> None:
@@ -54,14 +55,16 @@ def put(file: IndexFile, decision: Decision) -> None:
 
 def put_grant(file: IndexFile, event: Mapping[str, Any]) -> None:
     """Take in an event ``grant``: the grant ``key`` came into force, or fell back."""
-    row = (str(event["key"]), bool(event["in_force"]), str(event["why"]), event["time"])
-    file.change("INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?)", row)
+    key = str(event["key"])
+    scope = str(event.get("scope") or key)
+    row = (key, bool(event["in_force"]), str(event["why"]), event["time"], scope)
+    file.change("INSERT OR REPLACE INTO grants VALUES (?, ?, ?, ?, ?)", row)
 
 
 def grants(file: IndexFile) -> dict[str, GrantEvent]:
     """Return how each grant that was ever in force stood last, by its key."""
-    rows = file.rows("SELECT key, in_force, why, time FROM grants")
-    return {key: GrantEvent(bool(in_force), why, time) for key, in_force, why, time in rows}
+    rows = file.rows("SELECT key, in_force, why, time, scope FROM grants")
+    return {key: GrantEvent(bool(in_force), *others) for key, in_force, *others in rows}
 
 
 def cases(file: IndexFile, since: str, until: str) -> list[Case]:

@@ -207,10 +207,13 @@ def notices(store: Store, since: str) -> Iterable[Notice]:
         if breaker.tripped:
             what = f"find out why, then recovery resume --why …: {breaker.why}"
             yield Notice(f"circuit breaker {kind}", what, breaker.time, breaker.time)
-    for key, grant in judged.grants(store.file).items():
+    for grant in judged.grants(store.file).values():
         if not grant.in_force and grant.time >= since:
-            what = f"see recovery grants: one is suspended, {grant.why}"
-            yield Notice(f"grant {key}", what, grant.time, grant.time)
+            what = (
+                "suspended: do by hand what it did, recovery status lists it;"
+                f" recovery trial tells what speaks against it: {grant.why}"
+            )
+            yield Notice(f"grant for {grant.scope}", what, grant.time, grant.time)
     for one in concerns.since(store.file, since):
         yield Notice(
             one.subject,

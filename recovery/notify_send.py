@@ -58,9 +58,9 @@ def body(notice: Mapping[str, Any]) -> str:
         lines.append(f"times             {notice['count']}")
     if notice["looked_after_by"]:
         lines.append(f"looked after by   {notice['looked_after_by']}")
-    if notice["decision"]:
+    if notice["decision"]:  # a breaker or a grant is nobody's to look after, it has a cure
         lines.append(f"the whole story   recovery explain {notice['decision']}")
-    lines.append(f"you look after it recovery ack '{notice['subject']}' --owner YOU")
+        lines.append(f"you look after it recovery ack '{notice['subject']}' --owner YOU")
     return "\n".join(lines) + "\n"
 
 

@@ -59,7 +59,7 @@ def outcomes(
     elif restarted_again or job.state in FAILED_STATES:
         fresh = job.state in FAILED_STATES and 0 <= now - job.end_time < LINK_SECONDS
         if following or restarted_again or not fresh:
-            ended = "and was requeued" if restarted_again else f"ended {job.state}"
+            ended = "ended and was requeued" if restarted_again else f"ended {job.state}"
             linked = f", decision {following}" if following else ""
             detail = f"the next attempt {ended}{linked}"
             new.append(

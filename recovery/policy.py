@@ -85,6 +85,7 @@ def decide(incident: Incident, history: History, policy: Policy, now: float, mod
         qos=job.qos if job else "",
         job_name=job.name if job else "",
         job_target=job.name_for_commands if job else "",
+        job_parts=job.het_parts if job else (),
         job_nodes=incident.nodes if job else (),
         ended=_ended(incident),
         ended_time=_ended_time(incident),

@@ -79,12 +79,13 @@ class Rejudging:
         since = utc(seconds_of(member.time) - self._config.fleet.window)
         kind, _, name = member.subject.partition(" ")
         known = (
-            self._ledger.store.decisions(job=int(name), since=since, limit=_ALONE_LIMIT)
+            self._ledger.store.decisions(job=name, since=since, limit=_ALONE_LIMIT)
             if kind == "job"
             else self._ledger.store.decisions(node=name, since=since, limit=_ALONE_LIMIT)
         )
         for one in known:
-            about = one.attempt is not None if kind == "job" else one.incident == f"node/{name}"
+            job = str(one.attempt.job_id) if one.attempt else ""  # a task's, not its whole array's
+            about = job == name if kind == "job" else one.incident == f"node/{name}"
             same = fleet.of_cause(one.cause) == event.cause.fingerprint
             if about and same and not (one.fleet or one.revised_by or one.gated):
                 return one

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recovery import asked, concerns, controls, fleet, judged, late, timeline
+from recovery import asked, concerns, controls, fleet, judged, late, naming, timeline
 from recovery.asked import Asked
 from recovery.controls import Breaker, Pause
 from recovery.decision import Decision
@@ -144,6 +144,7 @@ class Store:
         run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         run("DELETE FROM decision_nodes WHERE decision = ?", (decision.id,))
         judged.put(self._file, decision)
+        naming.put(self._file, decision)
         nodes = {answer.node for answer in decision.nodes} | set(decision.job.excluded)
         nodes |= {implicated.node for implicated in decision.cause.implicated}
         nodes |= {node for member in decision.members for node in member.nodes}
@@ -180,7 +181,7 @@ class Store:
         rows = [record_row(record, received, document) for record, document in pairs]
         with self._file.transaction():
             added = self._file.change_many(
-                "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
+                "INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
             self._file.change_many(
                 "INSERT OR REPLACE INTO archived VALUES (?, ?)", (archived or {}).items()
@@ -303,7 +304,7 @@ class Store:
     def decisions(
         self,
         node: str | None = None,
-        job: int | None = None,
+        job: str | None = None,
         user: str | None = None,
         partition: str | None = None,
         fault_class: str | None = None,

@@ -49,7 +49,7 @@ def record_row(record: FaultRecord, received: str, document: str) -> tuple[Any, 
     job = record.job
     return (
         record.id, record.node, dated(record, received).time, received, record.hook,
-        job.id if job else None, job.restart if job else None, document,
+        job.id if job else None, job.restart if job else None, job.array if job else None, document,
     )  # fmt: skip
 
 

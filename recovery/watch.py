@@ -224,6 +224,7 @@ class Watch:
             exit_code=int(code) if code.isdigit() else 0,
             signal=int(number) if number.isdigit() else 0,
             comment=told.comment or "",
+            array=told.array,
             known=False,
         )
 

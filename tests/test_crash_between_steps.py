@@ -132,7 +132,7 @@ def journaled(cluster: Cluster, job: FailingJob, scratch: Path) -> list[Decision
     """The decisions on a job as the journal alone tells them."""
     store = open_store(scratch / "index.sqlite", Journal(cluster.folder / "state" / "journal"))
     try:
-        return store.decisions(job=job.id)
+        return store.decisions(job=str(job.id))
     finally:
         store.close()
 

@@ -292,7 +292,7 @@ def test_a_task_of_an_array_is_found_by_the_name_that_squeue_shows(
 ) -> None:
     held = Action("hold", "6_2", "verified", utc(), "hold", "SPECIAL_EXIT")
     controller.decided("d1", job_id=8, job_target="6_2", actions=(held,))
-    assert "job 8 of ann" in controller.run("explain", "6_2")[0]
+    assert "job 8 (6_2) of ann" in controller.run("explain", "6_2")[0]
     assert controller.run("explain", "6_3", status=1)[1].count("\n") == 1
     assert controller.run("explain", "9" * 40, status=1)[1].count("\n") == 1
 
@@ -305,8 +305,14 @@ def test_what_a_user_wrote_moves_no_cursor_and_fills_no_screen(controller: Contr
         job_nodes=("n1",),
         ended="FAILED 1:0",
         evidence=(Excerpt("r1", "n1", utc(), "log.program.exception", evil),),
+        cause=Cause("program.exception", "established", evil),
+        job=JobAnswer("hold", evil),
     )
     told = controller.run("explain", "12")[0]
     assert all(one.isprintable() or one == "\n" for one in told)
     assert max(map(len, told.splitlines())) <= 80
-    assert len(told.splitlines()) < 40
+    assert len(told.splitlines()) < 60
+    for command in (["status"], ["decisions"], ["incidents"]):
+        said = controller.run(*command)[0]
+        assert all(one.isprintable() or one == "\n" for one in said)
+        assert len(said.splitlines()) < 30

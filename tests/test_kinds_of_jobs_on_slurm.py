@@ -7,6 +7,7 @@ same time, first in monitor mode and then in act mode.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -182,6 +183,7 @@ def test_an_array_task_and_a_job_of_several_partitions_run_again_elsewhere(
     cluster.wait(one.job.finished, WAIT_SECONDS, f"the {kind} job finishes")
     target = f"{one.job.id}_7" if kind == "array" else str(one.job.id)
     assert one.actions[f"requeue {target}"] == "verified"
+    assert one.decision["id"] in cluster.run("recovery", "decisions", "--job", target).stdout
     assert (one.job.node != one.bad, one.job.attempts()) == (True, 2)
 
 
@@ -195,6 +197,13 @@ def test_a_heterogeneous_job_runs_again_as_a_whole_off_the_node_of_any_of_its_pa
     assert (leader.restarts, part.restarts) == (1, 1), "one requeue for both"
     assert one.bad not in leader.nodes + part.nodes
     assert one.bad in part.excluded
+    for name in (f"{leader.id}+1", str(part.id)):
+        (found,) = json.loads(cluster.run("recovery", "decisions", "--job", name, "--json").stdout)[
+            "decisions"
+        ]
+        assert found["id"] == one.decision["id"], name
+    told = cluster.run("recovery", "explain", f"{leader.id}+1").stdout
+    assert "has not reported" not in told, "the epilogs of all its parts are of one attempt"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,14 @@ def test_a_grant_that_fell_back_and_an_open_breaker_are_told(
     now, why = utc(), "22 of 20 reviews, agreement ≥ 0.71, needs 0.80"
     breaker = {"type": "breaker", "kind": "drain", "tripped": True, "why": "8 nodes", "time": now}
     for event in (
-        {"type": "grant", "key": "k1", "in_force": False, "why": why, "time": now},
+        {
+            "type": "grant",
+            "key": "k1",
+            "in_force": False,
+            "why": why,
+            "time": now,
+            "scope": "requeue, drain (partitions trial)",
+        },
         breaker,
     ):
         controller.knows(event)
@@ -186,5 +193,8 @@ def test_a_grant_that_fell_back_and_an_open_breaker_are_told(
         service.terminate()
         service.communicate(timeout=20)
     said = {content["subject"]: content["what"] for _, content in receiver.posts}
-    assert said["grant k1"] == f"see recovery grants: one is suspended, {why}"
+    assert said["grant for requeue, drain (partitions trial)"] == (
+        "suspended: do by hand what it did, recovery status lists it;"
+        f" recovery trial tells what speaks against it: {why}"
+    )
     assert said["circuit breaker drain"].startswith("find out why, then recovery resume --why")

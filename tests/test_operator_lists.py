@@ -120,6 +120,34 @@ def test_a_score_tells_how_much_oftener_than_chance_and_what_it_takes_to_act(
     assert "score 0: nothing against it beyond chance" in controller.run("nodes", "n7")[0]
 
 
+def test_a_pause_of_many_nodes_and_many_open_decisions_leave_room_on_the_screen(
+    controller: Controller,
+) -> None:
+    controller.run("pause", "--node", "n[20-99]", "--why", "new risers")
+    for number in range(40):
+        planned = Action("requeue", str(200 + number), "planned", utc())
+        controller.decided(f"g{number}", job_id=200 + number, actions=(planned,), nodes=())
+    said = controller.run("status")[0]
+    assert said.count("PAUSED") == 1
+    assert "(node n[20-99]): new risers" in " ".join(said.split())
+    assert said.count("open        g") == 12
+    assert "open        and 28 more: recovery incidents" in said
+    assert len(controller.json("status")["open"]) == 40
+
+
+def test_where_the_clock_was_set_back_nothing_has_a_negative_age(controller: Controller) -> None:
+    ahead = utc(time.time() + 86_400)
+    controller.decided("d9", job_id=99, time=ahead, job=JobAnswer("hold", "wrong"), nodes=())
+    controller.run("once")
+    store = open_store(controller.state / "index.sqlite", controller.journal)
+    store.put_meta("last_pass", ahead)
+    store.close()
+    said = controller.run("status")[0]
+    assert "job 99 of ann, for 0 s: mend it" in said
+    assert "yet to come by this clock" in " ".join(said.split())
+    assert "for 0 s: mend it" in controller.run("explain", "99")[0]
+
+
 def test_nodes_that_need_the_same_are_one_line_of_status(controller: Controller) -> None:
     why = "the fabric manager is down"
     for number in range(20, 100):

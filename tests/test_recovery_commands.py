@@ -39,6 +39,7 @@ class Controller:
         for name in ("control", "decisions", "archive", "rejected"):
             (self.spool / name).mkdir(exist_ok=True)
         self.journal = Journal(self.state / "journal")
+        self.environment: dict[str, str] = {}
         self.configure()
 
     def configure(self, text: str = "", mode: str = "monitor") -> None:
@@ -52,7 +53,11 @@ class Controller:
         """Start the command; there is no Slurm where it looks."""
         return subprocess.Popen(
             [PROGRAMS / "recovery", *arguments],
-            env={"SLURM_RECOVERY_CONFIG": str(self.config), "PATH": str(self.root / "nothing")},
+            env={
+                "SLURM_RECOVERY_CONFIG": str(self.config),
+                "PATH": str(self.root / "nothing"),
+                **self.environment,
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -239,7 +244,7 @@ def test_a_pause_is_kept_with_who_and_why_shown_and_ended_by_the_same_scope(
     controller.run("pause", "--why", "a power cut")
     status = controller.run("status")[0]
     assert f"PAUSED      paused by {who} since " in status
-    assert "(node n2): a move" in " ".join(status.split())
+    assert "(node n[1-2]): a move" in " ".join(status.split())
     told = controller.json("status")["pauses"]
     assert [(one["scope"], one["name"]) for one in told] == [
         ("node", "n1"), ("node", "n2"), ("partition", "train"), ("all", "")

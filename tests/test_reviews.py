@@ -320,6 +320,8 @@ def test_a_grant_waits_comes_into_force_and_falls_back_by_itself(controller: Con
     assert (state, why) == ("suspended", "7 of 5 reviews, agreement ≥ 0.36, needs 0.50")
     events = [event for event in controller.journal.events() if event["type"] == "grant"]
     assert [event["in_force"] for event in events] == [True, False]
+    assert events[-1]["scope"] == "requeue (partitions train)"
+    assert events[-1]["why"].endswith("needs 0.50; against it: 2 of hardware.gpu")
     assert "suspended" in controller.run("status")[0]
 
 

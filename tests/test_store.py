@@ -413,11 +413,12 @@ def test_no_lookup_reads_more_than_it_returns(
     store.job_decisions("c1", 12, 1001)
     store.commands_since("requeue", "2026")
     store.meta("x")
-    for filters in (
-        {}, {"node": "n1"}, {"job": 12}, {"user": "ann"}, {"partition": "p"},
-        {"fault_class": "x"}, {"since": "2026", "until": "2027"},
+    asked: tuple[dict[str, Any], ...] = (
+        {}, {"node": "n1"}, {"job": "12"}, {"job": "6_2", "node": "n1"}, {"user": "ann"},
+        {"partition": "p"}, {"fault_class": "x"}, {"since": "2026", "until": "2027"},
         {"node": "n1", "user": "ann", "since": "2026"},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for filters in asked:
         store.decisions(**filters)
     plain = connect(tmp_path / "index.sqlite")
     looked_up = [query for query in queries if query.startswith(("SELECT", "DELETE"))]

@@ -14,6 +14,7 @@ import pytest
 from recovery.demo.cluster import Cluster
 from tests import failing_job
 from tests.failing_job import MONITOR, SLURM_CONF, WAIT_SECONDS
+from tests.records import drop, record
 
 pytestmark = pytest.mark.slurm
 
@@ -70,12 +71,20 @@ def document(cluster: Cluster, *command: str) -> dict[str, Any]:
     return made
 
 
-def test_the_ten_questions_are_answered_by_jq_alone(
+def test_the_questions_to_a_spool_are_answered_by_jq_alone(
     history: tuple[Cluster, dict[str, Any], dict[str, Any]],
 ) -> None:
     cluster, first, _ = history
     lines = shell_lines("spool.md")
-    assert len(lines) == 10
+    assert len(lines) == 11
+    waiting, *lines = lines
+    assert typed(cluster, waiting, SPOOL=str(cluster.spool)) == ""
+    sent = record("n9", job=None)
+    drop(cluster.spool, sent)
+    path = cluster.spool / "incoming" / f"{sent.id}.json"
+    listed = typed(cluster, waiting, SPOOL=str(cluster.spool))
+    path.unlink()
+    assert listed == f"{sent.time[:19]} n9 epilog fatal {path}\n"
     node = first["nodes"][0]["node"]
     job = first["attempt"]["job_id"]
     told = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 from typing import Any
 
 import click
@@ -18,7 +17,9 @@ _PAUSED_NODES_LIMIT = 1000
 
 _PARTITION = click.option("--partition", help="Only this partition.")
 _NODE = click.option("--node", help="Only this node, or a list such as n[1-4].")
-_JOB = click.option("--job", help="Only this job: 12, an array 6, or a task of it, 6_2.")
+_JOB = click.option(
+    "--job", callback=opening.job_name, help="Only this job: 12, an array 6, a task of it 6_2."
+)
 
 
 @click.command()
@@ -60,17 +61,17 @@ def resume(partition: str | None, node: str | None, job: str | None, why: str) -
 
 
 def _scopes(partition: str | None, node: str | None, job: str | None) -> list[tuple[str, str]]:
+    from recovery import naming
     from recovery.slurm.hostlist import HostlistError, expand
 
     try:
         nodes = expand(node, _PAUSED_NODES_LIMIT) if node else ()
     except HostlistError as error:
         opening.fail(f"--node {node}: {error}", 2)
-    if job is not None and not re.fullmatch(r"\d+(_\d+)?", job, re.ASCII):
-        opening.fail(f"--job {job}: not a job's number", 2)
     found = [("node", name) for name in nodes]
     found += [("partition", name) for name in (partition or "").split(",") if name]
-    found += [("job", job)] if job else []
+    # Slurm restarts and holds a heterogeneous job whole: a part's pause is its leader's.
+    found += [("job", naming.whole(job))] if job else []
     return found or [("all", "")]
 
 
@@ -79,7 +80,10 @@ def _order(event: dict[str, Any]) -> None:
     from recovery.journal import Journal, JournalError
 
     try:
-        journal = Journal(opening.configuration().controller.state / "journal")
+        config = opening.configuration()
+        if config.controller.state.exists():  # a pause may come before the first pass
+            opening.state_folder(config)
+        journal = Journal(config.controller.state / "journal")
         journal.append({"time": utc(), "who": _who(), **event})
     except JournalError as error:
         opening.fail(str(error), 2)
@@ -95,15 +99,19 @@ def _who() -> str:
 
 
 @click.command()
-@click.argument("name", metavar="ID")
+@click.argument("words", metavar="ID", nargs=-1, required=True)
 @click.option("--owner", required=True, help="Who looks after it.")
 @opening.JSON
-def ack(name: str, owner: str, as_json: bool) -> None:
+def ack(words: tuple[str, ...], owner: str, as_json: bool) -> None:
     """Say who looks after a job, a node or a decision that needs a person."""
-    from recovery import concerns
+    from recovery import concerns, naming
 
+    name = " ".join(words)
     with opening.index(opening.configuration()) as store:
-        found = concerns.find(store.file, name)
+        try:
+            found = concerns.find(store.file, name)
+        except naming.Ambiguous as error:
+            opening.fail(str(error), 1)
     if found is None:
         opening.fail(f"nothing called {name!r} needs a person; see: recovery status", 1)
     _order({"type": "ack", "subject": found.subject, "who": owner, "by": _who()})

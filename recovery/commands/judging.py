@@ -58,6 +58,7 @@ def review(
     Whose word it is, the system says: the review is a file that you own in the spool's folder
     reviews. Judging again adds to it; your latest counts.
     """
+    from recovery import naming
     from recovery import review as reviews
 
     config = opening.configuration()
@@ -67,7 +68,11 @@ def review(
         return
     if decision_id is None or verdict is None:
         raise click.UsageError("name a decision and a verdict, or use --next")
-    decision = _find(config, decision_id)
+    try:
+        decision = _find(config, decision_id)
+    except naming.Ambiguous as error:
+        opening.fail(str(error), 1)
+    decision_id = decision.id if decision else decision_id
     why = reviews.refusal(decision, reviews.me())
     if why:
         opening.fail(f"{decision_id} is not reviewed: {why}; see: recovery decisions", 1)
@@ -129,12 +134,15 @@ def _must_be_reviewer(config: Config) -> None:
 
 
 def _find(config: Config, decision_id: str) -> Decision | None:
+    from recovery import naming
     from recovery import review as reviews
 
     if _can_read_index(config):
         with opening.index(config) as store:
-            return store.decision(decision_id)
-    return reviews.in_spool(config.spool.path).get(decision_id)
+            found = naming.decision_id(store.file, decision_id)
+            return store.decision(found) if found else None
+    known = reviews.in_spool(config.spool.path)
+    return known.get(naming.among(known, decision_id) or "")
 
 
 def _can_read_index(config: Config) -> bool:

@@ -35,7 +35,9 @@ _TIMES = (
 )
 _NODE = (click.option("--node", help="Only what names this node."),)
 _JOBS = (
-    click.option("--job", type=click.IntRange(0, 2**63 - 1), help="Only on this job."),
+    click.option(
+        "--job", callback=opening.job_name, help="Only on this job: 12, an array or its task 6_2."
+    ),
     click.option("--user", help="Only on jobs of this user."),
     click.option("--partition", help="Only in this partition."),
     click.option("--class", "fault_class", help="Only of this fault class, or below it."),
@@ -133,23 +135,39 @@ def nodes(names: tuple[str, ...], silent: bool, limit: int, as_json: bool, **wan
 
 
 @click.command()
-@click.argument("name", metavar="JOB|DECISION|NODE")
+@click.argument("words", metavar="JOB|DECISION|NODE", nargs=-1, required=True)
 @opening.JSON
-def explain(name: str, as_json: bool) -> None:
-    """The whole story of a job number, a decision's id or a node, in time order.
+def explain(words: tuple[str, ...], as_json: bool) -> None:
+    """The whole story of a job, a decision or a node, in time order.
 
-    What a person must do comes first.
+    A job as squeue names it: 12, a task 6_2, a part 12+1; of a decision's id its beginning is
+    enough. What a person must do comes first.
     """
+    from recovery import naming
     from recovery.report import explain as report
     from recovery.report import telling
 
-    with opening.index(opening.configuration()) as store:
-        document = report.document(store, name, utc())
+    name = _one_name(words)
+    config = opening.configuration()
+    with opening.index(config) as store:
+        try:
+            document = report.document(store, name, utc(), config.policy)
+        except naming.Ambiguous as error:
+            opening.fail(str(error), 1)
+        hint = report.meant(store, name, utc()) if document is None else ""
     if document is None:
-        opening.fail(
-            f"no decision, job or node called {name!r} is known; see: recovery decisions", 1
-        )
+        opening.fail(f"no decision, job or node called {name!r} is known; {hint}", 1)
     click.echo(json.dumps(document) if as_json else telling.story(document))
+
+
+def _one_name(words: tuple[str, ...]) -> str:
+    """The name in words as status has them: ``12``, ``job 12`` or ``node n3``."""
+    words = tuple(part for word in words for part in word.split())
+    if len(words) == 2 and words[0] in ("job", "node", "decision"):
+        return words[1]
+    if len(words) != 1:
+        raise click.UsageError("name one job, decision or node; of many: recovery decisions.")
+    return words[0]
 
 
 @click.command()

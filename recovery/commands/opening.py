@@ -6,11 +6,14 @@ Owns how each failure to do so is told: one line on standard error, and the exit
 from __future__ import annotations
 
 import logging
+import os
+import pwd
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -35,6 +38,16 @@ def moment(_context: click.Context, _option: click.Parameter, value: str | None)
     if re.fullmatch(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?Z?", value):
         return value.replace(" ", "T").rstrip("Z")
     raise click.BadParameter(f"{value!r} is no time: 90m, 6h, 3d, or 2026-12-02T05:30")
+
+
+def job_name(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Read an option's job as squeue names one: 12, a task 6_2, a part 12+1."""
+    from recovery import naming
+
+    try:
+        return None if value is None else naming.job(value)
+    except naming.UnknownForm as error:
+        raise click.BadParameter(str(error)) from error
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -92,6 +105,31 @@ def aggregator(config: Config) -> Iterator[Aggregator]:
         fail(f"{error.filename or state}: {error.strerror}", 2)
 
 
+def state_folder(config: Config) -> Path:
+    """Return the controller's own folder, or end with a line that says who may work there."""
+    state = config.controller.state
+    try:
+        owner = state.stat().st_uid
+    except FileNotFoundError:
+        path = config_file.path()
+        fail(f"{state} is not there; start `recovery run`, or mend controller.state in {path}", 2)
+    except OSError as error:
+        fail(f"{state}: {error.strerror}; {_BY_OTHERS}", 2)
+    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
+        fail(f"{state} belongs to {_name(owner)}: sudo -u {_name(owner)} …; {_BY_OTHERS}", 2)
+    return state
+
+
+_BY_OTHERS = "without those rights read the spool's decisions/ (docs/spool.md)"
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"'#{uid}'"
+
+
 @contextmanager
 def index(config: Config) -> Iterator[Store]:
     """The index, level with the journal, for reading."""
@@ -99,10 +137,7 @@ def index(config: Config) -> Iterator[Store]:
     from recovery.store import StoreError
     from recovery.store_opening import open_store
 
-    state = config.controller.state
-    if not state.is_dir():
-        path = config_file.path()
-        fail(f"{state} is not there; start `recovery run`, or mend controller.state in {path}", 2)
+    state = state_folder(config)
     try:
         store = open_store(state / "index.sqlite", Journal(state / "journal"))
     except (JournalError, StoreError) as error:

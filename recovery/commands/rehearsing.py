@@ -27,7 +27,7 @@ from slurm_hooks.config import ConfigError, load
 def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
     """What another policy would have decided on the history in SPOOL."""
     from recovery import replay as replaying
-    from recovery.report.words import wrapped
+    from recovery.report.words import cut, wrapped
 
     config = opening.configuration()
     try:
@@ -43,7 +43,7 @@ def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
         click.echo(json.dumps(document))
         return
     for one in found.changes:
-        click.echo(f"{one.decision}  {one.time[:19]}Z  {one.subject} [{one.fault_class}]"[:80])
+        click.echo(cut(f"{one.decision}  {one.time[:19]}Z  {one.subject} [{one.fault_class}]"))
         for mark, what, why in (
             ("- ", one.before, one.why_before),
             ("+ ", one.after, one.why_after),
@@ -56,8 +56,23 @@ def replay(spool: Path, policy_file: Path, as_json: bool) -> None:
         click.echo(f"{found.not_replayed} left out: their evidence is not in the archive any more")
 
 
+def _number(_context: click.Context, _argument: click.Parameter, value: str) -> int:
+    """Read a job's own number, by which the scheduler is asked."""
+    from recovery import naming
+
+    try:
+        name = naming.job(value)
+    except naming.UnknownForm as error:
+        raise click.BadParameter(str(error)) from error
+    if not name.isdecimal():
+        raise click.BadParameter(
+            f"name it by its own number, the JobId of: scontrol show job {name}"
+        )
+    return int(name)
+
+
 @click.command()
-@click.argument("job", type=int)
+@click.argument("job", callback=_number)
 @click.option(
     "--kind",
     type=click.Choice(("kill", "requeue", "exclude")),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recovery.decision import Decision
-from recovery.report.words import printable
+from recovery.report.words import cut
 
 
 def document(found: Sequence[Decision], limit: int) -> dict[str, Any]:
@@ -42,5 +42,5 @@ def text(document: Mapping[str, Any]) -> str:
         whose = f" of {one['owner']}" if one["owner"] else ""
         state = f"{'open, ' if one['open'] else ''}{one['state']}"
         first = f"{one['last'][:16]}Z  {one['subject']}{whose}{count}: {one['class']}, {state}"
-        lines += [printable(first)[:80], printable(f"    {one['summary']}")[:80]]
+        lines += [cut(first), cut(f"    {one['summary']}")]
     return "\n".join(lines) or "no incident"

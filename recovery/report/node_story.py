@@ -71,6 +71,7 @@ def _faults(looks: Iterable[Look]) -> Iterable[Event]:
     """Each fault once, with how often it was told within a day of the last time."""
     runs: dict[tuple[object, ...], list[tuple[Look, str]]] = {}
     closed: list[list[tuple[Look, str]]] = []
+    lines: dict[str, tuple[str, ...]] = {}
     for look in looks:
         for finding in look.findings:
             if SEVERITIES.index(finding["severity"]) < story.NOTEWORTHY:
@@ -83,10 +84,12 @@ def _faults(looks: Iterable[Look]) -> Iterable[Event]:
             if run and seconds_of(look.time) - seconds_of(run[-1][0].time) > _ONE_FAULT_SECONDS:
                 closed.append(runs.pop(key))
             runs.setdefault(key, []).append((look, said))
+            lines.setdefault(said, story.quoted(finding))
     for run in [*closed, *runs.values()]:
         (first, said), last = run[0], run[-1][0]
         again = f"; told {len(run)} times until {last.time[:19]}Z" if len(run) > 1 else ""
-        yield Event(first.time, "seen", f"{first.hook} saw {story.short(said)}{again}")
+        told = f"{first.hook} saw {story.short(said)}{again}"
+        yield Event(first.time, "seen", told, lines[said])
 
 
 def _checks(looks: Iterable[Look]) -> Iterable[Event]:

@@ -11,7 +11,7 @@ from recovery import asked, inventory
 from recovery.asked import Asked
 from recovery.offenders import SCORES
 from recovery.report.text import SILENT_SECONDS
-from recovery.report.words import age, printable, wrapped
+from recovery.report.words import age, cut, wrapped
 from recovery.store import Store
 from slurm_hooks.record import SEVERITIES, seconds_of, utc
 
@@ -96,7 +96,7 @@ def text(document: Mapping[str, Any], now: str, named: bool) -> str:
         if named:
             lines += [line for fact in facts(one, now)[1:] for line in wrapped("    ", fact)]
         for seen in one["findings"]:
-            lines.append(printable(f"    {seen['time'][:19]}Z  {seen['summary']}")[:80])
+            lines.append(cut(f"    {seen['time'][:19]}Z  {seen['summary']}"))
     if document["left_out"]:
         lines.append(f"and {document['left_out']} more: --limit, or a filter")
     return "\n".join(lines) or "no such node has reported"

@@ -31,6 +31,12 @@ NOTEWORTHY = SEVERITIES.index("warning")
 LOOKS_LIMIT = 5000
 """Most records of one attempt that are read; where there are more, nobody is called silent."""
 
+_LOGS = ("kernel_log", "job_log")
+"""Sources of evidence that is a line as it was written."""
+
+COMMAND = "once it is mended: scontrol"
+"""How a detail begins, or goes on, that is a command to be copied whole."""
+
 _DATED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ")
 
 
@@ -137,6 +143,12 @@ def number_of(decision: Decision) -> int:
 def short(text: str) -> str:
     """Return a quotation of bounded length; where it is cut, that shows."""
     return text if len(text) <= _LINE_CHARACTERS else f"{text[:_LINE_CHARACTERS]}…"
+
+
+def quoted(finding: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the line of a log that a finding was made from, where its summary does not say it."""
+    lines = [one["text"] for one in finding.get("evidence", ()) if one["source"] in _LOGS]
+    return (short(lines[0]),) if lines and lines[0] not in finding["summary"] else ()
 
 
 # -- an attempt ------------------------------------------------------------------------------
@@ -303,10 +315,10 @@ def _going_on(jobs: Sequence[Member], known: Known) -> Iterable[str]:
         verified = any((a.kind, a.state) == ("hold", "verified") for a in made.actions)
         (held if verified else ended).append(made.job_target)
     if held:
-        yield f"once it is mended: scontrol release {','.join(held)}"
+        yield f"{COMMAND} release {','.join(held)}"
     if ended:
         lie = "not held, they lie as they ended" if held else "nobody has held them"
-        yield f"{lie}; once it is mended: scontrol requeue {','.join(ended)}"
+        yield f"{lie}; {COMMAND} requeue {','.join(ended)}"
 
 
 def _followed(decision: Decision, known: Known) -> Iterable[Event]:

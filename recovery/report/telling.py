@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from recovery.decision import Decision
-from recovery.report.story import Known, of_decisions
-from recovery.report.words import WIDTH, age, printable, wrapped
+from recovery.report.story import COMMAND, Known, of_decisions
+from recovery.report.words import WIDTH, age, bounded, printable, wrapped
 
 _INDENT = " " * 12
 
@@ -52,7 +52,7 @@ def events(told: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in told:
         title, date = _heading(one, heading), one["time"][:10]
         if title != heading:
-            lines += ["", f"{title}, {date}"]
+            lines += ["", *wrapped("", f"{title}, {date}")]
         elif date != day:
             lines += [f"  {date}"]
         heading, day = title, date
@@ -77,15 +77,17 @@ def _entry(event: Mapping[str, Any]) -> list[str]:
     else:
         details = event["details"]
     lines = textwrap.wrap(
-        printable(text), WIDTH, initial_indent=clock, subsequent_indent=_INDENT + "  "
+        bounded(text), WIDTH, initial_indent=clock, subsequent_indent=_INDENT + "  "
     ) or [clock.rstrip()]
     for detail in details:
+        # A command's list of jobs must be one word to the shell, whole and however long.
+        is_command = COMMAND in detail
         lines += textwrap.wrap(
-            printable(detail),
+            printable(detail) if is_command else bounded(detail),
             WIDTH,
             initial_indent=_INDENT,
             subsequent_indent=_INDENT + "  ",
-            break_long_words=False,  # a command's list of jobs must be one word to the shell
-            break_on_hyphens=False,
+            break_long_words=not is_command,
+            break_on_hyphens=not is_command,
         )
     return lines

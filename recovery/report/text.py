@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from recovery import concerns, guard, inventory, pausing
@@ -22,6 +22,10 @@ _SILENT_NAMED = 100
 
 _NEEDED_SHOWN = 12
 """Most things to do that are told one by one: what follows would push the rest off the screen."""
+
+_CLOCKS_AGREE_SECONDS = 5.0
+
+_OPEN_SHOWN = 12
 
 LATE_PASS_SECONDS = 60.0
 """A pass is due every second or less; the nodes stop believing in it after this."""
@@ -105,8 +109,8 @@ def status(document: Mapping[str, Any]) -> str:
         lines.append(f"NEEDS YOU   and {rest} more: recovery status --json")
     for breaker in document["breakers"]:
         lines += wrapped("BREAKER     ", f"{breaker['kind']}: {breaker['why']}")
-    for pause in document["pauses"]:
-        lines += wrapped("PAUSED      ", pausing.ordered_by(Pause(**pause)))
+    for pause in _together(Pause(**one) for one in document["pauses"]):
+        lines += wrapped("PAUSED      ", pausing.ordered_by(pause))
     for problem in document["problems"]:
         lines += wrapped("problem     ", problem)
     last = document["last_pass"]
@@ -120,11 +124,22 @@ def status(document: Mapping[str, Any]) -> str:
     for one in document["grants"]:
         lines += wrapped("grant       ", _grant_line(one))
     lines += under_recovery.text(document["jobs"])
-    for one in document["open"]:
+    for one in document["open"][:_OPEN_SHOWN]:
         lines += wrapped("open        ", f"{one['id']} {one['state']}: {one['why']}")
+    if len(document["open"]) > _OPEN_SHOWN:
+        rest = len(document["open"]) - _OPEN_SHOWN
+        lines.append(f"open        and {rest} more: recovery incidents")
     if not document["open"]:
         lines.append("open        nothing")
     return "\n".join(lines)
+
+
+def _together(pauses: Iterable[Pause]) -> list[Pause]:
+    """Pauses of many nodes by one order as one, with the names in a list."""
+    alike: dict[tuple[str, str, str], list[Pause]] = {}
+    for one in pauses:
+        alike.setdefault((one.scope, one.who, one.why), []).append(one)
+    return [replace(group[0], name=compress(one.name for one in group)) for group in alike.values()]
 
 
 def _needed(concerns: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -155,6 +170,8 @@ def _last_pass(last: str | None, now: str) -> str:
     if not last:
         return "none: is `recovery run` running?"
     seconds = seconds_of(now) - seconds_of(last)
+    if seconds < -_CLOCKS_AGREE_SECONDS:
+        return f"{last}, which is yet to come by this clock: was it set back?"
     late = ": is `recovery run` running?" if seconds > LATE_PASS_SECONDS else ""
     return f"{last}, {age(seconds)} ago{late}"
 
