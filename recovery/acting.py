@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from recovery import actions, guard, pausing, slurm_texts
+from recovery import actions, guard, node_actions, pausing, slurm_texts
 from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
 from recovery.ledger import Ledger
 from recovery.outcome import outcomes
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
 from recovery.store import Command
+from recovery.view import View
 from slurm_hooks.config import Guard
 from slurm_hooks.record import seconds_of, utc
 
@@ -41,8 +42,8 @@ class _Seen:
     nodes: Mapping[str, Node]
     reserved: Mapping[str, Collection[str]]
 
-    def of(self, decision: Decision) -> actions.View:
-        return actions.View(_job_of(decision, self.jobs), self.nodes, self.reserved)
+    def of(self, decision: Decision) -> View:
+        return View(_job_of(decision, self.jobs), self.nodes, self.reserved)
 
 
 class Acting:
@@ -169,7 +170,7 @@ class Acting:
                 return True
         return self._step(decision, action, seen.of(decision))
 
-    def _verify_only(self, decision: Decision, action: Action, view: actions.View) -> bool:
+    def _verify_only(self, decision: Decision, action: Action, view: View) -> bool:
         """Every command was sent before the pause: see what came of them, and send no other."""
         stopped = pausing.Stopped(view.job, view.nodes)
         after = actions.advance(action, decision, view, stopped, self._clock())
@@ -178,7 +179,7 @@ class Acting:
         self._ledger.acted(decision, after)
         return True
 
-    def _step(self, decision: Decision, action: Action, view: actions.View) -> bool:
+    def _step(self, decision: Decision, action: Action, view: View) -> bool:
         after = actions.advance(action, decision, view, self._scheduler, self._clock())
         if after == action:
             return False
@@ -201,9 +202,9 @@ class Acting:
     def _drain(self, decision: Decision, action: Action, nodes: Mapping[str, Node]) -> bool:
         """Drain together what the decision drains for one reason: one command, not one a node."""
         group = self._drain_group(decision, action)
-        view = actions.View(None, nodes)
+        view = View(None, nodes)
         if action.step and action.state == "planned" and len(group) > 1:
-            waiting = [one for one in group if actions.wants_drain(one, view)]
+            waiting = [one for one in group if node_actions.drains_with_others(one, view)]
             if waiting and self._drained_together(decision, [one.target for one in waiting]):
                 for one in waiting:
                     self._ledger.acted(decision, replace(one, state="done"))

@@ -17,15 +17,16 @@ and the command lies one command's time; Slurm offers no compare-and-set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from recovery import node_reasons, slurm_texts
+from recovery import node_actions, slurm_texts
 from recovery.decision import NODE_ACTIONS, Action, ActionKind, Decision
-from recovery.guard import ALREADY, OUR_REASON, TAKEN, is_ours
+from recovery.guard import OUR_REASON
 from recovery.incident import FAILED_STATES
 from recovery.room import too_few
-from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
+from recovery.slurm.base import CommandRefused, Job, Scheduler
+from recovery.view import View
 from slurm_hooks.record import seconds_of, utc
 
 RESTART_GAP_SECONDS = 1.0
@@ -49,18 +50,6 @@ _UNLISTED = "_unlisted"
 
 _STARTED = frozenset(("RUNNING", "CONFIGURING", "COMPLETED", "SUSPENDED"))
 _LIVE = _STARTED | {"COMPLETING"}
-
-
-@dataclass(frozen=True)
-class View:
-    """A fresh look at what a decision's actions are about; a job or node may be missing.
-
-    ``reserved`` are the nodes of reservations, of those alone whose jobs stay within them.
-    """
-
-    job: Job | None
-    nodes: Mapping[str, Node]
-    reserved: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 def intents(decision: Decision, now: str) -> tuple[Action, ...]:
@@ -95,11 +84,11 @@ def advance(
         what = f"not done within {GIVE_UP_SECONDS:g} s, {action.detail or 'no progress'}"
         return replace(action, state="failed", detail=f"{what}: a person has to look")
     steps: Mapping[str, Callable[[Action, Decision, View, Scheduler, float], Action]] = {
-        "drain": _drain,
+        "drain": node_actions.drain,
         "requeue": _requeue,
         "release": _release,
         "hold": _hold,
-        "return": _return,
+        "return": node_actions.put_back,
     }
     try:
         return steps[action.kind](action, decision, view, scheduler, now)
@@ -123,67 +112,6 @@ def _has_moved_on(action: Action, view: View, scheduler: Scheduler) -> bool:
 
 def _standing(job: Job) -> tuple[object, ...]:
     return job.state, job.flags, job.restarts, job.held
-
-
-# -- drain ----------------------------------------------------------------------------------
-
-
-def _drain(
-    action: Action, decision: Decision, view: View, scheduler: Scheduler, now: float
-) -> Action:
-    node = view.nodes.get(action.target)
-    if node is None:
-        return replace(action, state="abandoned", detail="Slurm knows no such node")
-    if node.drained and node.reason.startswith(f"{OUR_REASON} {decision.id}:"):
-        return replace(action, state="verified", detail=node.reason)
-    if (node.drained or node.state == "DOWN") and is_ours(node.reason):
-        return replace(action, state="verified", detail=f"{ALREADY}{node.reason}")
-    if node.drained or (node.reason and not is_ours(node.reason)):
-        by = f"by {node.reason!r}" if node.reason else "without a reason"
-        return replace(action, state="abandoned", detail=f"{TAKEN}{by}")
-    if action.state == "done":
-        detail = "undone by somebody: the node is in service again"
-        return replace(action, state="abandoned", detail=detail)
-    if action.step != "drain":
-        return replace(action, step="drain")
-    scheduler.drain([action.target], slurm_texts.drain_reason(decision, action.target))
-    return replace(action, state="done")
-
-
-def wants_drain(action: Action, view: View) -> bool:
-    """Whether the node of a drain about to be sent still lies as it was when that was planned."""
-    node = view.nodes.get(action.target)
-    if node is None or node.drained:
-        return False
-    return not node.reason or (is_ours(node.reason) and node.state != "DOWN")
-
-
-# -- return ---------------------------------------------------------------------------------
-
-
-def _return(
-    action: Action, decision: Decision, view: View, scheduler: Scheduler, now: float
-) -> Action:
-    """Return a node only while it stands out with the very reason that was decided on."""
-    node = view.nodes.get(action.target)
-    if node is None:
-        return replace(action, state="abandoned", detail="Slurm knows no such node")
-    if not (node.drained or node.state == "DOWN"):
-        if action.step:
-            return replace(action, state="verified", detail=f"in service again: {node.state}")
-        return replace(action, state="abandoned", detail="somebody has returned it already")
-    wanted = next(answer.stands for answer in decision.nodes if answer.node == action.target)
-    if node_reasons.base(node.reason) != node_reasons.base(wanted):
-        detail = f"its reason is somebody else's now: {node.reason!r}"
-        return replace(action, state="abandoned", detail=detail)
-    if node_reasons.has_failed(node.reason):
-        return replace(action, state="abandoned", detail=f"checked since: {node.reason!r}")
-    if not node_reasons.is_out(node):
-        return replace(action, state="abandoned", detail="Slurm does not reach it any more")
-    if action.step != "return":
-        return replace(action, step="return")
-    scheduler.undrain([action.target])
-    return replace(action, state="done")
 
 
 # -- requeue --------------------------------------------------------------------------------

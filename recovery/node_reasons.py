@@ -44,6 +44,12 @@ def has_failed(reason: str) -> bool:
     return _FAILED.search(reason) is not None
 
 
+def is_in_service(node: Node) -> bool:
+    """Whether Slurm places jobs on a node, whatever its reason says."""
+    kept_off = node.drained or is_rebooting(node) or "FAIL" in node.flags
+    return node.state in ("IDLE", "ALLOCATED", "MIXED") and not kept_off
+
+
 def is_rebooting(node: Node) -> bool:
     """Whether a reboot has been asked for and has not ended: what it shows now is no news."""
     return any(flag.startswith("REBOOT") for flag in node.flags)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 from recovery import actions, slurm_texts
-from recovery.actions import GIVE_UP_SECONDS, RESTART_GAP_SECONDS, View
+from recovery.actions import GIVE_UP_SECONDS, RESTART_GAP_SECONDS
 from recovery.budgets import History
 from recovery.decision import Action, Attempt, Decision
 from recovery.demo.cluster import Cluster
 from recovery.incident import of_attempt
 from recovery.policy import decide
-from recovery.slurm.base import Job
+from recovery.slurm.base import Job, SchedulerUnavailable
 from recovery.slurm.cli import CliScheduler
+from recovery.view import View
 from slurm_hooks.record import Finding, utc
 from tests import incidents
 from tests.failing_job import SLURM_CONF, WAIT_SECONDS, FailingJob, submit, tidy
@@ -241,12 +242,42 @@ def test_what_slurm_does_not_know_is_left(action: Action) -> None:
     assert "Slurm" in after.detail
 
 
-def test_a_reason_that_somebody_wrote_on_a_node_in_service_is_not_overwritten() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "DOWN"},
+        {"flags": frozenset({"DRAIN"})},
+        {"flags": frozenset({"FAIL"})},
+        {"flags": frozenset({"REBOOT_REQUESTED"})},
+    ],
+    ids=str,
+)
+def test_a_node_that_somebody_keeps_out_of_service_stays_as_they_left_it(
+    changes: dict[str, object],
+) -> None:
     for step in ("", "drain"):
-        node = incidents.node("n3", reason="NHC: load is high")
+        node = incidents.node("n3", reason="NHC: load is high", **changes)
         after = offline(replace(DRAIN, step=step), View(None, {"n3": node}))
         assert after.state == "abandoned"
         assert "somebody else's already, by 'NHC: load is high'" in after.detail
+
+
+@pytest.mark.slurm
+def test_words_on_a_node_in_service_keep_nobody_off_and_stay_when_it_is_drained(
+    cluster: Cluster,
+) -> None:
+    """24.11 has such words, after a resume too; other releases clear them at once."""
+    worded = incidents.node("n3", reason="ann: a new fan")
+    with pytest.raises(SchedulerUnavailable):  # it is sent
+        offline(replace(DRAIN, step="drain"), View(None, {"n3": worded}))
+    drain = case(cluster, "drain")
+    node = drain.action.target
+    cluster.run("scontrol", "update", f"nodename={node}", "reason=ann: a new fan")
+    stands = "ann" in cluster.node(node).get("Reason", "")
+    drain.until(state="verified")
+    reason = cluster.node(node)["Reason"]
+    assert reason.startswith(slurm_texts.drain_reason(drain.decision, node))
+    assert ("(before: ann: a new fan)" in reason) == stands
 
 
 def test_what_another_decision_of_ours_has_drained_is_drained() -> None:
