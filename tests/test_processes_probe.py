@@ -133,7 +133,7 @@ class Machine:
         return found
 
     def _enter(self) -> list[str]:
-        return ["/usr/bin/nsenter", "-t", self.inside, "-p", "-m", "-r"]
+        return ["/usr/bin/nsenter", "-t", self.inside, "-p", "-m", "-r", "-w"]
 
     def close(self) -> None:
         self.init.kill()

@@ -119,9 +119,10 @@ def test_nodes_are_drained_in_one_request_and_returned(
 
 @pytest.mark.skipif(not CHANGES_NODES, reason="its API changes no node list of a job")
 def test_a_job_is_told_where_to_run_and_why(cluster: Cluster, scheduler: Scheduler) -> None:
-    job = cluster.submit("--begin=now+1hour", "--output=/dev/null", "--wrap", "true")
+    job = cluster.submit("--hold", "--output=/dev/null", "--wrap", "true")
     scheduler.explain_hold(str(job), "recovery: d1: run again")
     scheduler.start_now(str(job), ["n1", "n2"])
+    scheduler.release(str(job))
     cluster.wait(lambda: cluster.job(job)["JobState"] == "COMPLETED", 60, "it has run")
     shown = cluster.job(job)
     assert (shown["NodeList"], shown["AdminComment"]) == ("n3", "recovery: d1: run again")
