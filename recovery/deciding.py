@@ -236,10 +236,10 @@ class Deciding:
         history = self.history(case, earlier, now)
         return self.planned(policy.decide(case, history, self._config.policy, now, mode))
 
-    def planned(self, decision: Decision, job_kept: str = "") -> Decision:
+    def planned(self, decision: Decision, job_kept: str = "", nodes_kept: str = "") -> Decision:
         """Record a decision with its actions, each planned where it may be taken.
 
-        ``job_kept`` says why its job is to be left alone, if it is.
+        ``job_kept`` and ``nodes_kept`` say why its job and its nodes are left as they are, if so.
         """
         now, mode = self._clock(), self._config.mode
         pauses = self._ledger.store.pauses()
@@ -248,7 +248,7 @@ class Deciding:
         for action in actions.intents(decision, utc(now)):
             why = guard.refusal(action, decision, mode, self.standings)
             why = why or pausing.refusal(action, decision, pauses)
-            why = why or (job_kept if action.kind not in NODE_ACTIONS else "")
+            why = why or (nodes_kept if action.kind in NODE_ACTIONS else job_kept)
             planned.append(replace(action, state="recorded", detail=why) if why else action)
             limited += [f"{action.name}: {why}"] if why else []
         decision = replace(decision, actions=tuple(planned), limited_by=tuple(limited))

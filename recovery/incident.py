@@ -223,9 +223,15 @@ def resolution_of(finding: Finding) -> str:
 
 
 def _came_after(record: FaultRecord, attempt: Attempt, shown: Job, ended: float) -> bool:
-    """Whether a hook ran on the node for another attempt after this one's end."""
-    of_another = record.job is not None and not _is_ours(record, attempt, shown)
-    return of_another and seconds_of(record.time) > ended
+    """Whether a hook ran on the node for another attempt after this one's end.
+
+    Each part of a heterogeneous job has its own number, and its records are its leader's story.
+    """
+    job = record.job
+    if job is None or seconds_of(record.time) <= ended:
+        return False
+    a_part = job.id in shown.het_parts and job.restart == attempt.restart
+    return not a_part and not _is_ours(record, attempt, shown)
 
 
 def _is_ours(record: FaultRecord, attempt: Attempt, shown: Job) -> bool:

@@ -6,6 +6,7 @@ Owns the connection and the layout; what the tables mean and who asks what is ``
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,13 +118,26 @@ class IndexFile:
             raise StoreError(f"{path}: {error}") from error
         try:
             with self._guarded():
-                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._write_ahead()
                 # Derived data: a power cut may take the last transactions, never the consistency.
                 self._connection.execute("PRAGMA synchronous = NORMAL")
                 self._make_tables()
         except StoreError:
             self._connection.close()
             raise
+
+    def _write_ahead(self) -> None:
+        """Let readers read while somebody writes; for this one lock SQLite itself does not wait."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
 
     def close(self) -> None:
         """Close the file."""

@@ -46,6 +46,19 @@ def only_recorded(former: Decision) -> str:
     return f"{former.id} was only recorded: what is granted since is for failures to come"
 
 
+def is_over(former: Decision) -> str:
+    """Return why nothing is done any more of what ``former`` left undone, empty while it is open.
+
+    That others have been hit too says nothing new of its own job and nodes: by now somebody may
+    have mended and returned them.
+    """
+    if (why := only_recorded(former)) or not former.actions:
+        return why
+    if any(one.state not in FINAL_ACTIONS for one in former.actions):
+        return ""
+    return f"{former.id} left it undone, and nothing new is known of it"
+
+
 def revised(former: Decision, by: Decision) -> Decision:
     """Return ``former`` as it stands once ``by`` has taken its place."""
     detail = f"revised by {by.id}: {why(former, by)}"

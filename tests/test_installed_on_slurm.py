@@ -49,8 +49,17 @@ class Site:
         )
 
     def configure(self, text: str) -> None:
+        """Put a slurm.conf in force, on the node as well."""
+        before = self.reconfigured()
         self.slurm_conf.write_text(text, "utf-8")
         self.cluster.run("scontrol", "reconfigure")
+        self.cluster.wait(
+            lambda: self.reconfigured() > before, WAIT_SECONDS, "slurmd has heard of it"
+        )
+
+    def reconfigured(self) -> int:
+        """How often slurmd has been told to (22.05 and later say it in words of their own)."""
+        return len(re.findall("reconfigure", self.cluster.slurmd_log("n1")))
 
     def start(self, name: str) -> int:
         """Start a job that runs until ``finish``."""

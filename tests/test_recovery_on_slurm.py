@@ -99,7 +99,8 @@ def test_a_node_that_somebody_else_drained_keeps_their_reason(
         job.lose_gpu(bad)
         decision = job.decision()
         cluster.wait(job.finished, WAIT_SECONDS, "it finishes")
-        assert (cluster.mutations() - before)[NODE] == 0
+        changed = cluster.mutations() - before
+        assert changed[NODE] == 0, (cluster.folder / "aggregator.log").read_text("utf-8")
     assert cluster.node(bad)["Reason"].startswith(reason)
     assert actions(decision)[f"drain {bad}"] == "abandoned"
     assert f"somebody else's already, by '{reason}" in decision["actions"][0]["detail"]

@@ -222,7 +222,11 @@ def test_what_was_only_recorded_moves_no_job_once_a_grant_has_come(cluster: Clus
         )
         records.drop(cluster.spool, late)
         cluster.wait(lambda: "DRAIN" in cluster.node(node)["State"], WAIT_SECONDS, "it is drained")
-        (second,) = (one for one in decisions(cluster) if one["revises"] == first["id"])
+        (second,) = cluster.wait(
+            lambda: [one for one in decisions(cluster) if one["revises"] == first["id"]],
+            WAIT_SECONDS,
+            "a decision revises the former one",
+        )
         assert actions(second) == {f"drain {node}": "verified", f"requeue {job.id}": "recorded"}
         assert (cluster.mutations() - before)[REQUEUE] == 0
     (requeue,) = (one for one in second["actions"] if one["kind"] == "requeue")
