@@ -12,11 +12,12 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from recovery import fleet, policy
+from recovery import fleet
 from recovery.decision import Cause, Decision
 from recovery.fleet import Extent, Hit, Membership
+from recovery.fleet_watch import begins, in_window
 from recovery.incident import Incident
-from slurm_hooks.config import Config, Fleet
+from slurm_hooks.config import Config
 from slurm_hooks.record import FaultRecord, seconds_of
 
 _DUE = 2
@@ -122,9 +123,8 @@ class _Run:
     """The hits within a window, the events that are open, and who waits for others."""
 
     def __init__(self, recorded: Sequence[Decision], size: int, config: Config, mode: str) -> None:
-        self._recorded, self._size, self._mode = recorded, size, mode
-        self._limits: Fleet = config.fleet
-        self._classes = config.policy.classes
+        self._recorded, self._size = recorded, size
+        self._config, self._mode = config, mode
         self._hits: dict[str, dict[str, Hit]] = {}
         self._shown: dict[str, dict[str, FaultRecord]] = {}
         self._open: dict[str, Event] = {}
@@ -152,7 +152,7 @@ class _Run:
             subject = f"job {attempt.job_id}"
             self._add(key, fleet.hit(subject, now, case.cause, job.uid), now)
         alone = self._event(key, now) is None
-        if alone and moment.order != _DUE and self._limits.gather and fleet.waits(key):
+        if alone and moment.order != _DUE and self._config.fleet.gather and fleet.waits(key):
             waiting[case.decision] = case
             return True
         waiting.pop(case.decision, None)
@@ -172,9 +172,7 @@ class _Run:
         self.of[case.decision] = Membership(event.decision.id, extent, fleet.avoided(hits))
 
     def _add(self, key: str, hit: Hit, now: float) -> None:
-        oldest = now - self._limits.window
-        known = self._hits.get(key, {})
-        kept = {name: one for name, one in known.items() if one.time >= oldest}
+        kept = in_window(self._hits.get(key, {}), now, self._config.fleet)
         before = kept.get(hit.subject)
         if before is None or before.time <= hit.time:
             kept[hit.subject] = hit
@@ -187,21 +185,17 @@ class _Run:
 
     def _event(self, key: str, now: float) -> Event | None:
         event = self._open.get(key)
-        return event if event and abs(now - event.last) <= self._limits.window else None
+        return event if event and abs(now - event.last) <= self._config.fleet.window else None
 
     def _begin(self, key: str, now: float) -> Event | None:
-        hits = {
-            n: one for n, one in self._hits[key].items() if one.time >= now - self._limits.window
-        }
-        extent = fleet.extent(hits.values(), self._size, self._limits)
-        if extent is None:
+        hits = in_window(self._hits[key], now, self._config.fleet)
+        made = begins(key, hits, self._size, self._config, now, self._mode)
+        if made is None:
             return None
-        rule = policy.rule_for(key.partition("/")[0], self._classes)
-        made = fleet.decision(key, list(hits.values()), extent, rule, self._limits, now, self._mode)
         event = Event(self._named(made), hits, max(one.time for one in hits.values()))
         self._open[key] = event
         self.made.append(event)
-        oldest = now - self._limits.window
+        oldest = now - self._config.fleet.window
         first = [
             case for time, case in self._alone.pop(key, []) if time >= oldest and not case.stands
         ]
@@ -214,7 +208,7 @@ class _Run:
         taken = {one.decision.id for one in self.made}
         now = seconds_of(made.time)
         for one in self._recorded:
-            near = abs(seconds_of(one.time) - now) <= self._limits.window
+            near = abs(seconds_of(one.time) - now) <= self._config.fleet.window
             if near and one.cause.fingerprint == made.cause.fingerprint and one.id not in taken:
                 return replace(made, id=one.id)
         return made

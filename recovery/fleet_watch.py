@@ -6,7 +6,7 @@ decided on it is ``fleet``'s. A crash loses nothing: records and decisions tell 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from recovery import fleet, policy
@@ -14,7 +14,7 @@ from recovery.decision import Cause, Decision
 from recovery.fleet import Hit, Membership
 from recovery.incident import Incident
 from recovery.ledger import Ledger
-from slurm_hooks.config import Config
+from slurm_hooks.config import Config, Fleet
 from slurm_hooks.record import FaultRecord, seconds_of, utc
 
 _DAY_SECONDS = 86_400.0
@@ -30,6 +30,23 @@ class _Event:
     last: float
 
 
+def in_window(hits: Mapping[str, Hit], now: float, limits: Fleet) -> dict[str, Hit]:
+    """Return those of one cause's ``hits``, by subject, that lie within a window before ``now``."""
+    oldest = now - limits.window
+    return {name: one for name, one in hits.items() if one.time >= oldest}
+
+
+def begins(
+    key: str, hits: Mapping[str, Hit], size: int, config: Config, now: float, mode: str
+) -> Decision | None:
+    """Return the decision on the event that ``hits`` of one window make in a fleet of ``size``."""
+    extent = fleet.extent(hits.values(), size, config.fleet)
+    if extent is None:
+        return None
+    rule = policy.rule_for(key.partition("/")[0], config.policy.classes)
+    return fleet.decision(key, list(hits.values()), extent, rule, config.fleet, now, mode)
+
+
 class FleetWatch:
     """The fleet's hits and events; ``clock`` returns seconds since the epoch.
 
@@ -37,8 +54,7 @@ class FleetWatch:
     """
 
     def __init__(self, config: Config, ledger: Ledger, clock: Callable[[], float]) -> None:
-        self._limits, self._classes = config.fleet, config.policy.classes
-        self._mode, self._ledger, self._clock = config.mode, ledger, clock
+        self._config, self._ledger, self._clock = config, ledger, clock
         self._hits: dict[str, dict[str, Hit]] = {}
         self._first: dict[str, float] = {}
         self._events: dict[str, _Event] = {}
@@ -68,7 +84,7 @@ class FleetWatch:
         if not fleet.waits(key) or case.gated or self._event(key):
             return False
         first = self._first.setdefault(f"{key}/{case.key}", self._clock())
-        return 0 <= self._clock() - first < self._limits.gather
+        return 0 <= self._clock() - first < self._config.fleet.gather
 
     def event_of(self, case: Incident, cause: Cause) -> Membership | None:
         """Return the event that an incident belongs to, which is recorded where it begins now."""
@@ -126,33 +142,28 @@ class FleetWatch:
     def _event(self, key: str) -> _Event | None:
         """The open event of a key: one that has hit somebody within a window of now."""
         event = self._events.get(key)
-        if event and abs(self._clock() - event.last) > self._limits.window:
+        if event and abs(self._clock() - event.last) > self._config.fleet.window:
             del self._events[key]
             return None
         return event
 
     def _begin(self, key: str) -> _Event | None:
         now = self._clock()
-        oldest = now - self._limits.window
-        hits = [one for one in self._hits.get(key, {}).values() if one.time >= oldest]
-        extent = fleet.extent(hits, self.size, self._limits)
-        if extent is None:
+        hits = in_window(self._hits.get(key, {}), now, self._config.fleet)
+        made = begins(key, hits, self.size, self._config, now, self._config.mode)
+        if made is None:
             return None
-        rule = policy.rule_for(key.partition("/")[0], self._classes)
-        made = fleet.decision(key, hits, extent, rule, self._limits, now, self._mode)
         self._ledger.decided(made)
-        event = _Event(made.id, {one.subject for one in hits}, max(one.time for one in hits))
+        event = _Event(made.id, set(hits), max(one.time for one in hits.values()))
         self._events[key] = event
         self._begun[made.id] = None
         return event
 
     def _forget(self) -> None:
-        oldest = self._clock() - self._limits.window
-        for key, hits in list(self._hits.items()):
-            kept = {name: one for name, one in hits.items() if one.time >= oldest}
-            self._hits[key] = kept
-            if not kept:
-                del self._hits[key]
+        now = self._clock()
+        kept = {key: in_window(hits, now, self._config.fleet) for key, hits in self._hits.items()}
+        self._hits = {key: hits for key, hits in kept.items() if hits}
+        oldest = now - self._config.fleet.window
         self._first = {name: time for name, time in self._first.items() if time >= oldest}
 
     def _remember(self) -> None:
@@ -168,5 +179,5 @@ class FleetWatch:
             elif known.attempt is not None and not known.gated:
                 key = fleet.of_cause(known.cause)
                 subject, time = f"job {known.attempt.job_id}", seconds_of(known.time)
-                if key and now - time <= self._limits.window:
+                if key and now - time <= self._config.fleet.window:
                     self._add(key, fleet.hit(subject, time, known.cause, known.uid))

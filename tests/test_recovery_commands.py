@@ -132,6 +132,25 @@ def test_before_an_aggregator_has_ever_run_one_line_says_so(
     assert not controller.state.exists(), "a question leaves nothing behind"
 
 
+@pytest.mark.parametrize("command", [["status", "--json"], ["--help"]])
+def test_output_that_takes_no_more_is_told_in_one_line(
+    controller: Controller, command: list[str]
+) -> None:
+    controller.decided("d1")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [PROGRAMS / "recovery", *command],
+            env={"SLURM_RECOVERY_CONFIG": str(controller.config)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: the output is cut short: No space left")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

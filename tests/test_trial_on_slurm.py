@@ -156,7 +156,10 @@ def test_a_replay_tells_what_another_policy_would_have_done_the_same_way_each_ti
     same = cluster.run(
         "recovery", "replay", cluster.spool, "--policy", cluster.layout.recovery_toml
     )
-    assert same.stdout.startswith("0 of 3 decisions")
+    # A third, on what the check by hand has seen, where a pass lay between it and the job's end.
+    recorded = len(failing_job.decisions(cluster))
+    assert recorded in (2, 3)
+    assert same.stdout.startswith(f"0 of {recorded} decisions")
 
 
 def test_the_operators_guide_works_as_it_is_typed(
