@@ -2,6 +2,7 @@
 
     ./scripts/bench restart --runs 5
     ./scripts/bench restart --runs 3 --queue 6
+    ./scripts/bench restart --runs 5 --expedite
 
 Each run submits a job that loses a GPU, on a private cluster: once beside an aggregator that may
 act, once with a plain ``scontrol requeue`` as soon as slurmctld shows FAILED, which is the fastest
@@ -13,6 +14,9 @@ its figure lacks the start of the job.
 With ``--queue N``, N jobs of others, of QUEUED_SECONDS each, wait for the same nodes, which are all
 busy: the restart, in seconds as above, with ``controller.restart_nice`` at 0 and at RESTART_NICE.
 Theirs is the higher priority, as age gives it to them and a requeue takes it from the failed job.
+
+With ``--expedite`` (Slurm 25.11 and later), in turns: a job of ``--requeue``, which the aggregator
+requeues, and one of ``--requeue=expedite``, which Slurm has requeued and holds. Seconds as above.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ LIMIT_SECONDS = 120.0
 
 QUEUED_SECONDS = 10
 AGE_PRIORITY = 1000
+EXPEDITE = "SlurmctldParameters=enable_expedited_requeue\n"
 RESTART_NICE = 10_000
 """More than the others have earned by their age."""
 
@@ -65,10 +70,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5, help="runs of each kind")
     parser.add_argument("--queue", type=int, default=0, help="jobs of others that wait")
+    parser.add_argument("--expedite", action="store_true", help="against --requeue=expedite")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     if arguments.queue:
         return into_a_full_queue(arguments.runs, arguments.queue, arguments.json)
+    if arguments.expedite:
+        return expedited(arguments.runs, arguments.json)
     with Cluster(nodes=4, gpus=8, config=ACT) as cluster:
         measured = measure(cluster, arguments.runs)
     if arguments.json:
@@ -80,6 +88,27 @@ def main() -> int:
             print(f"{name:<12} median {statistics.median(seconds):7.2f} s   ({each})")
         print(f"{'ratio':<12} {measured.ratio:14.1f}")
     return 0 if measured.ratio > 1 else 1
+
+
+def expedited(runs: int, as_json: bool) -> int:
+    """Measure both kinds of submission in turns, and print."""
+    seconds: dict[str, list[float]] = {"--requeue": [], "--requeue=expedite": []}
+    with Cluster(nodes=4, gpus=8, config=ACT, slurm_conf_extra=EXPEDITE) as cluster:
+        for number in range(runs):
+            for option, found in seconds.items():
+                with cluster.aggregator():
+                    found.append(beside_the_aggregator(cluster, f"{number}{option}", option))
+            print(f"run {number + 1} of {runs}", file=sys.stderr)
+    plain, held = (statistics.median(found) for found in seconds.values())
+    if as_json:
+        document = {"schema": "bench-restart-expedite/v1", "seconds": seconds}
+        print(json.dumps({**document, "ratio": plain / held}, indent=2))
+    else:
+        for option, found in seconds.items():
+            each = " ".join(f"{one:.2f}" for one in found)
+            print(f"{option:<18} median {statistics.median(found):6.2f} s   ({each})")
+        print(f"{'ratio':<18} {plain / held:13.2f}")
+    return 0
 
 
 def into_a_full_queue(runs: int, queue: int, as_json: bool) -> int:
@@ -128,15 +157,15 @@ def measure(cluster: Cluster, runs: int) -> Measured:
     measured = Measured([], [])
     for number in range(runs):
         with cluster.aggregator():
-            measured.aggregator.append(beside_the_aggregator(cluster, number))
+            measured.aggregator.append(beside_the_aggregator(cluster, f"aggregator-{number}"))
         measured.by_hand.append(requeued_by_hand(cluster, number))
         print(f"run {number + 1} of {runs}", file=sys.stderr)
     return measured
 
 
-def beside_the_aggregator(cluster: Cluster, number: int) -> float:
+def beside_the_aggregator(cluster: Cluster, name: str, option: str = "--requeue") -> float:
     """Return seconds from the end of the failed attempt to the first line of the next."""
-    job, run = fail(cluster, f"aggregator-{number}")
+    job, run = fail(cluster, name, option)
     again = run / "again"
     cluster.wait(lambda: again.exists() and again.read_text(), LIMIT_SECONDS, "it runs again")
     cluster.wait(
@@ -159,14 +188,14 @@ def requeued_by_hand(cluster: Cluster, number: int) -> float:
     return starts - ended
 
 
-def fail(cluster: Cluster, name: str) -> tuple[int, Path]:
+def fail(cluster: Cluster, name: str, option: str = "--requeue") -> tuple[int, Path]:
     """Run a job until it has failed of a lost GPU; return it and its folder."""
-    job, run = submit(cluster, name)
+    job, run = submit(cluster, name, option)
     lose_gpu(cluster, job, run)
     return job, run
 
 
-def submit(cluster: Cluster, name: str) -> tuple[int, Path]:
+def submit(cluster: Cluster, name: str, option: str = "--requeue") -> tuple[int, Path]:
     """Run a job until it waits for its fault; return it and its folder."""
     run = cluster.work / name
     run.mkdir()
@@ -174,7 +203,7 @@ def submit(cluster: Cluster, name: str) -> tuple[int, Path]:
     script.write_text(SCRIPT, encoding="utf-8")
     job = cluster.submit(
         f"--export=ALL,RUN={run}",
-        "--requeue",
+        option,
         "--gpus-per-node=1",
         f"--output={run}/log",
         "--open-mode=append",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from recovery import actions, guard, node_actions, pausing, slurm_texts
-from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
+from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, RESTART_ACTIONS, Action, Decision
 from recovery.ledger import Ledger
 from recovery.outcome import outcomes
 from recovery.slurm.base import CommandRefused, Job, Node, Scheduler
@@ -30,7 +30,7 @@ that names it; from then on the full looks that are made anyway tell of it."""
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
 
-JOB_ACTIONS = ("requeue", "release", "hold")
+JOB_ACTIONS = (*RESTART_ACTIONS, "hold")
 """Kinds of action on a job: one of them is in flight for a job at a time."""
 
 
@@ -107,7 +107,7 @@ class Acting:
             return
         job = jobs.get(attempt.job_id)
         if job and not decision.outcome and actions.excluded_in_vain(job, decision):
-            restart = next(one for one in decision.actions if one.kind == "requeue")
+            restart = next(one for one in decision.actions if one.kind in RESTART_ACTIONS)
             # Taken up again: what is to be done about it is an action's own affair.
             self._ledger.acted(decision, replace(restart, state="done", time=utc(now)))
             return
@@ -133,7 +133,7 @@ class Acting:
     def _look(self, decisions: Collection[Decision]) -> _Seen:
         """One fresh look for all of them: their jobs, and all nodes where those are needed.
 
-        That is where a node is drained or returned, and before a job is requeued off some nodes;
+        That is where a node is drained or returned, and before a job is restarted off some nodes;
         then reservations too, where such a job is to run within one.
         """
         job_ids = {decision.attempt.job_id for decision in decisions if decision.attempt}
@@ -163,7 +163,7 @@ class Acting:
             return self._drain(decision, action, seen.nodes)
         if action.kind in JOB_ACTIONS and self._job_is_busy(decision):
             return False
-        if action.kind in ("requeue", "release") and not action.step:
+        if action.kind in RESTART_ACTIONS and not action.step:
             why = self._requeue_refusal()
             if why:
                 self._ledger.acted(decision, replace(action, state="abandoned", detail=why))
@@ -267,7 +267,7 @@ class Acting:
     def _requeue_refusal(self) -> str:
         ran = sum(
             one.state in ("done", "verified")
-            for kind in ("requeue", "release")
+            for kind in RESTART_ACTIONS
             for one in self._within_an_hour(kind)
         )
         return self._breaker("requeue") or self._tripped(
@@ -296,9 +296,9 @@ def _job_of(decision: Decision, jobs: Mapping[int, Job]) -> Job | None:
 
 
 def _is_about_to_move(decision: Decision) -> bool:
-    """Whether its job is about to be requeued off some nodes: whether enough are left is open."""
+    """Whether its job is about to be restarted off some nodes: whether enough are left is open."""
     return bool(decision.job.excluded) and any(
-        action.kind == "requeue" and not action.step and action.state not in FINAL_ACTIONS
+        action.kind in RESTART_ACTIONS and not action.step and action.state not in FINAL_ACTIONS
         for action in decision.actions
     )
 

@@ -166,7 +166,10 @@ def _first_step(step: str, action: Action, decision: Decision, job: Job, view: V
 def _start(
     action: Action, decision: Decision, job: Job, scheduler: Scheduler, now: float
 ) -> Action:
-    """The job is back in the queue: make it eligible now, off the nodes named, and verify it."""
+    """The job is back in the queue: make it eligible now, off the nodes named, and verify it.
+
+    What Slurm itself holds is released after that.
+    """
     unlisted = action.step.endswith(_UNLISTED)
     added = () if unlisted else decision.job.excluded
     wanted = tuple(sorted({*job.excluded, *added}))
@@ -182,7 +185,7 @@ def _start(
         return action
     if action.step == "give_back" or excluded_in_vain(job, decision):
         return _give_back(action, decision, job, scheduler)
-    if job.held:
+    if job.held and not (decision.requeued and job.held_by_slurm):
         detail = f"held by somebody since ({job.reason})"
         return replace(action, state="abandoned", detail=detail)
     if job.reason == "BadConstraints":
@@ -195,10 +198,15 @@ def _start(
         return action if silent else replace(action, state="verified", detail=detail)
     if now < _earliest_start(decision):
         return action
+    if action.step.startswith("release"):
+        if job.held:
+            scheduler.release(action.target)
+        return replace(action, state="done")
+    ending = _UNLISTED if unlisted else ""
     if not action.step.startswith("start"):
-        return replace(action, step="start" + _UNLISTED if unlisted else "start")
+        return replace(action, step="start" + ending)
     scheduler.start_now(action.target, wanted)
-    return replace(action, state="done")
+    return replace(action, step="release" + ending) if job.held else replace(action, state="done")
 
 
 def excluded_in_vain(job: Job, decision: Decision) -> bool:
@@ -249,39 +257,18 @@ def _release(
 ) -> Action:
     """Release a job that Slurm requeued and held because our gate failed its Prolog.
 
-    Off the gated nodes and eligible first, then released: it starts elsewhere 0.9-3.9 s later
-    (measured on 22.05, 24.11 and 26.05).
+    Off the gated nodes and eligible first, then released: it starts elsewhere within seconds.
     """
     job, attempt = view.job, decision.attempt
     if job is None or attempt is None:
         return replace(action, state="abandoned", detail="Slurm no longer knows the job")
     if job.restarts != attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
-    if job.state in _LIVE:
-        return replace(action, state="verified", detail=f"running on {','.join(job.nodes)}")
-    if not job.pending:
-        return action
-    if not job.held:
-        if not action.step:
+    if not action.step and job.pending:
+        if not job.held:
             return replace(action, state="abandoned", detail="somebody has released it already")
-        return replace(action, state="verified", detail="released")
-    if not held_by_launch_failure(job):
-        return replace(action, state="abandoned", detail=f"held by somebody since ({job.reason})")
-    wanted = tuple(sorted({*job.excluded, *decision.job.excluded}))
-    if not action.step:
-        return replace(action, step="start")
-    if action.step == "start" and not set(wanted) <= set(job.excluded):
-        scheduler.start_now(action.target, wanted)
-        return action
-    if action.step == "start":
-        return replace(action, step="release")
-    scheduler.release(action.target)
-    return replace(action, state="done")
-
-
-def held_by_launch_failure(job: Job) -> bool:
-    """Whether Slurm itself holds the job because it could not be launched (measured words)."""
-    return job.held and "launch" in job.reason.lower()
+        return _first_step("adopt", action, decision, job, view)
+    return _start(action, decision, job, scheduler, now)
 
 
 # -- hold -----------------------------------------------------------------------------------
@@ -293,15 +280,16 @@ def _hold(
     job, attempt = view.job, decision.attempt
     if job is None or attempt is None:
         return replace(action, state="abandoned", detail="Slurm no longer knows the job")
-    ours = f"{OUR_REASON} {decision.id}:"
+    by_us = f"{OUR_REASON} {decision.id}:"
     if job.restarts == attempt.restart and _is_the_failed_one(job, decision):
         if action.step != "requeue_hold":
             return replace(action, step="requeue_hold")
         scheduler.requeue_hold(action.target)
         return action
-    if not action.step or job.restarts > attempt.restart + 1 or job.uid != decision.uid:
+    ours = bool(action.step) or (decision.requeued and job.held_by_slurm)
+    if not ours or job.restarts > attempt.restart + 1 or job.uid != decision.uid:
         return _superseded(action, job)
-    if job.admin_comment.startswith(ours):
+    if job.admin_comment.startswith(by_us):
         return replace(action, state="verified", detail=f"{job.state}, held for its owner")
     if job.state in ("RUNNING", "SUSPENDED", "COMPLETED"):
         return replace(action, state="abandoned", detail="released by somebody already")

@@ -52,8 +52,9 @@ def of(incident: Incident) -> Cause:
         return incident.known_cause
     if incident.slowdown:
         return _slowed(incident, incident.slowdown)
-    if incident.job is not None and not incident.requeued and not incident.hang:
-        said = _scheduler_said(incident.job)
+    job = incident.job
+    if job and not incident.hang and (not incident.requeued or job.held_by_expedite):
+        said = _scheduler_said(job)
         if said:
             return said
     hardware = _by_nodes(incident, ("hardware",))

@@ -84,7 +84,7 @@ class Deciding:
         told: list[tuple[Ready, incident.Incident, Cause]] = []
         for ready in can:
             case = self.case_of(ready, states)
-            if case.requeued and not (case.lost or case.gated):
+            if case.requeued and not (case.lost or case.gated or ready.job.held_by_expedite):
                 # A person's requeue, or one whose reason Slurm alone knows: left to them.
                 self._watch.forget(ready)
                 continue
@@ -108,6 +108,8 @@ class Deciding:
         attempt = self.attempt_of(job, ready.restart)
         known = seconds_of(former.time) if former else now
         ended = known if ready.requeued else float(job.end_time or known)
+        if job.held_by_expedite:
+            ended = float(job.submit_time)  # renewed when the attempt ended (measured on 26.05)
         records = self._records(ready.nodes, ended - incident.BEFORE_END_SECONDS)
         if former is not None:
             records = [record for record in records if late.belongs(record, former)]

@@ -25,6 +25,9 @@ ReviewVerdict = Literal["helpful", "ambiguous", "disruptive"]
 NODE_ACTIONS = ("drain", "return")
 """Kinds of action whose target is a node; that of all others is a job."""
 
+RESTART_ACTIONS = ("requeue", "release")
+"""Kinds of action that put a job back to work."""
+
 FINAL_ACTIONS = ("recorded", "verified", "failed", "abandoned")
 FINAL_OUTCOMES = ("failed_again", "finished", "lost")
 
@@ -304,8 +307,7 @@ class Decision:
     def awaits_outcome(self) -> bool:
         """The job was put back to work by this decision, and its next attempt has not ended."""
         restarted = any(
-            action.kind in ("requeue", "release") and action.state == "verified"
-            for action in self.actions
+            action.kind in RESTART_ACTIONS and action.state == "verified" for action in self.actions
         )
         return restarted and (self.outcome is None or self.outcome.state not in FINAL_OUTCOMES)
 

@@ -120,6 +120,8 @@ def _ended(incident: Incident) -> str:
         return ""
     if incident.gated:
         return "before it began"
+    if job.held_by_expedite:
+        return f"{job.exit_code}:{job.signal}, requeued and held by Slurm (--requeue=expedite)"
     if incident.requeued:
         return "and was requeued by Slurm itself"
     if incident.running:

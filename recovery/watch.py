@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from recovery import incident
-from recovery.actions import held_by_launch_failure
 from recovery.slurm.base import Job
 from recovery.slurm.hostlist import HostlistError, expand
 from slurm_hooks.config import Policy
@@ -258,7 +257,7 @@ class Watch:
 
     def _can_be_decided(self, attempt: _Attempt, job: Job, now: float, heard: float) -> bool:
         if attempt.gated:
-            return held_by_launch_failure(job) and job.pending
+            return job.held_by_slurm and job.pending
         if job.restarts > attempt.restart:
             return self._gathered(attempt, job, now, heard)
         return job.state in incident.FAILED_STATES and self._gathered(attempt, job, now, heard)

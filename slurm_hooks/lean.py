@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def own_annotations(cls: type) -> dict[str, Any]:
     """Return a class's own annotations as they are written: ``inspect.get_annotations(cls)``."""
-    return dict(cls.__dict__.get("__annotations__", {}))  # noqa: RUF063 - it is inspect's
+    return dict(cls.__annotations__)
 
 
 def load(name: str, *, without: str, **instead: Callable[..., Any]) -> None:

@@ -36,7 +36,7 @@ snapshot = 1.0
 max_drained_nodes = {SLOTS}
 max_drained_share = 1.0
 [[grant]]
-partitions = ["train"]
+partitions = ["train", "alone"]
 actions = ["gate", "drain"]
 accept_untested = "a cluster for tests"
 """
@@ -45,7 +45,8 @@ accept_untested = "a cluster for tests"
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
     # A health check runs when a slurmd starts, and then not again while the tests run.
-    with Cluster(nodes=4, gpus=8, health_check_seconds=3600) as running:
+    alone = "PartitionName=alone Nodes=n1"
+    with Cluster(4, 8, health_check_seconds=3600, slurm_conf_extra=alone) as running:
         for node in running.node_names[1:]:
             running.run("scontrol", "update", f"nodename={node}", "weight=10")
         yield running
@@ -138,6 +139,22 @@ def test_a_job_that_a_gated_node_sends_back_starts_elsewhere_within_seconds(
     (named,) = re.findall(r"gate (\w+):", reason)
     assert [r["verdict"] for r in records(acting) if r["id"] == named] == ["fatal"]
     assert "Prolog error" not in reason
+
+
+def test_a_job_that_only_the_gated_node_could_run_waits_for_its_return(acting: Cluster) -> None:
+    acting.break_gpu("n1", 3, "lost")
+    job = acting.submit("--partition=alone", "--gpus-per-node=8", "--wrap", "true")
+
+    def told() -> str:
+        return acting.run("recovery", "explain", str(job), check=False).stdout
+
+    acting.wait(
+        lambda: "waits for its return" in " ".join(told().split()), WAIT_SECONDS, "its release"
+    )
+    assert gated(acting) == ["n1"] and acting.job(job)["ExcNodeList"] == "(null)"
+    acting.mend_gpus("n1")
+    acting.run("scontrol", "update", "nodename=n1", "state=resume")
+    acting.wait(ended(acting, job), WAIT_SECONDS, "the job has run on the mended node")
 
 
 def test_a_driver_that_breaks_everywhere_drains_no_more_nodes_than_there_are_slots(

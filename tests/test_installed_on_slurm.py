@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 
 WAIT_SECONDS = 60.0
 
-RUNS_UNTIL = "until [ -e {} ]; do sleep 0.05; done; exit 3"
+RUNS_UNTIL = "touch {0}.runs; until [ -e {0} ]; do sleep 0.05; done; exit 3"
 
 
 class Site:
@@ -63,8 +63,10 @@ class Site:
 
     def start(self, name: str) -> int:
         """Start a job that runs until ``finish``."""
-        job = self.cluster.submit("--wrap", RUNS_UNTIL.format(self.cluster.folder / name))
-        self.wait_for(job, "RUNNING")
+        told = self.cluster.folder / name
+        job = self.cluster.submit("--wrap", RUNS_UNTIL.format(told))
+        # RUNNING is said before its prologs have run.
+        self.cluster.wait(told.with_suffix(".runs").exists, WAIT_SECONDS, "the job's script runs")
         return job
 
     def finish(self, job: int, name: str) -> None:

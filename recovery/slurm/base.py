@@ -39,7 +39,9 @@ class Job:
     do (``a,b``). A time limit is 0 where there is none. ``het_parts`` are the ids of all parts of
     a heterogeneous job, the leader's first. ``gpus`` is how many it has or asks for on all its
     nodes. ``federated``: several clusters may run it, and its cluster of origin decides which
-    does. ``known`` is False where slurmctld has forgotten the job and its records alone tell of it.
+    does. ``held_by_expedite``: Slurm has requeued it and holds it itself, since its batch script
+    failed and it was submitted with ``--requeue=expedite``. ``known`` is False where slurmctld has
+    forgotten the job and its records alone tell of it.
     """
 
     id: int
@@ -77,6 +79,7 @@ class Job:
     het_parts: tuple[int, ...] = ()
     gpus: int = 0
     federated: bool = False
+    held_by_expedite: bool = False
     known: bool = True
     sluid: str | None = None
     comment: str = ""
@@ -102,6 +105,11 @@ class Job:
     def held(self) -> bool:
         """Priority 0: it starts only after a release (``man scontrol``)."""
         return self.state in ("PENDING", "SPECIAL_EXIT") and self.priority == 0
+
+    @property
+    def held_by_slurm(self) -> bool:
+        """Held by Slurm and by nobody else: it could not be launched (measured words), or above."""
+        return self.held and (self.held_by_expedite or "launch" in self.reason.lower())
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,10 @@ def _job(fields: dict[str, Any]) -> Job:
         gpus=_job_gpus(fields),
         federated=bool(_text(fields.get("federation_origin")))
         or _id(fields["job_id"]) > _LOCAL_ID_LIMIT,
+        held_by_expedite="REQUEUE_HOLD" in flags
+        and "EXPEDITED_REQUEUE" in _words(fields.get("flags"))
+        # An administrator's hold on top of Slurm's own shows here alone; a user's nowhere.
+        and fields["state_reason"] == "JobHeldUser",
         # 26.05 has it in an object that names the whole job as a step.
         sluid=_text(fields.get("step_id", {}).get("sluid")) or None,
         comment=_text(_comment(fields, "user", "comment")),
