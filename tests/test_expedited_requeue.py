@@ -5,6 +5,8 @@ Slurm 25.11 and later has it. Told apart by what 26.05 says of such jobs; the re
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from tests.failing_job import (
     wait_for_a_full_look,
 )
 from tests.incidents import ENDED, NOW, decided, epilog, finding, job, log
+from tests.test_crash_between_steps import aggregator as killed_aggregator
 
 CAPTURED = Path(__file__).parent / "data" / "slurm" / "26.05" / "squeue-expedited.json"
 
@@ -120,6 +123,28 @@ class TestOnSlurm:
         assert "requeued and held by Slurm" in decision["ended"]
         assert set(actions(decision).values()) == {"verified"}
         assert changed["REQUEST_JOB_REQUEUE"] == 0, "Slurm has requeued it already"
+
+    def test_killed_again_and_again_the_aggregator_releases_it_once(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        job = submit(cluster, EXPEDITE)
+        before = cluster.mutations()
+        job.lose_gpu()
+        job.wait_for(HELD)
+        told = tmp_path / "steps"
+        for steps in itertools.cycle((1, 2)):
+            if job.finished():
+                break
+            with killed_aggregator(cluster, steps, told) as process:
+                process.join(WAIT_SECONDS)
+                assert process.exitcode == -signal.SIGKILL, "it takes a step, and is killed for it"
+        with cluster.aggregator():
+            decision = job.decision()
+        assert set(actions(decision).values()) == {"verified"}
+        assert job.attempts() == 2 and job.shown()["Restarts"] == "1"
+        changed = cluster.mutations() - before
+        assert changed["REQUEST_UPDATE_NODE"] == 1 and changed["REQUEST_JOB_REQUEUE"] == 0
+        assert {"CliScheduler.start_now", "CliScheduler.release"} <= set(told.read_text().split())
 
     def test_one_that_would_fail_again_stays_held_and_says_why(self, cluster: Cluster) -> None:
         job = submit(cluster, EXPEDITE)
