@@ -6,6 +6,7 @@ then gives the same numbers out again; and a second cluster's records in the sam
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,6 +83,9 @@ def failed_unseen(cluster: Cluster) -> tuple[FailingJob, str]:
 def new_job_of_that_number(cluster: Cluster, number: int, *options: str) -> FailingJob:
     """A job under a number that another one had, once slurmctld has forgotten that one."""
     forget_all_jobs(cluster)
+    # Within the second of a job's end slurmd starts no other of its number ("already killed").
+    forgotten = int(time.time())
+    cluster.wait(lambda: time.time() >= forgotten + 2, WAIT_SECONDS, "a later second")
     while (job := submit(cluster, *options)).id < number:
         cluster.run("scancel", str(job.id))
     assert job.id == number

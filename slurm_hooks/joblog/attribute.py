@@ -116,6 +116,8 @@ def _schedulers_word(events: Sequence[Event], places: Places) -> Cause | None:
     if by_job:
         return cause_of(by_job[0])
     before = [e for e in events if e.line.offset < cancelled.line.offset]
+    if _ended_by_srun(before):
+        return None
     failures = [e for e in before if e.signature.id not in _ENDED_BY_SIGNAL]
     others = [
         e
@@ -123,6 +125,12 @@ def _schedulers_word(events: Sequence[Event], places: Places) -> Cause | None:
         if e.signature.role == "root" and e.signature.fault_class != "scheduler.cancelled"
     ]
     return None if failures or others else cause_of(cancelled)
+
+
+def _ended_by_srun(before: Sequence[Event]) -> bool:
+    """Whether srun had begun to end the step before it was cancelled: a task of it had failed."""
+    said = {event.signature.id for event in before}
+    return "slurm.step_terminated" in said and "slurm.step_ended" not in said
 
 
 _SLURM_MEMORY = ("slurm.oom_kill", "slurm.task_oom", "slurm.memory_limit")

@@ -23,6 +23,7 @@ _CRASH_NAMES = frozenset(
 )
 """Signals that a program's own instruction raises: SIGILL, SIGBUS, SIGFPE, SIGSEGV."""
 
+_STEP_ENDS = ("slurm.step_ended", "slurm.step_terminated")
 _ENDS_OTHERS = ("collective.timeout", "scheduler.cancelled")
 _TIER_THREE = ("collective.timeout", "collective.failed", "collective.peer_lost", "rendezvous")
 _FIRST_FAILURE = "torchrun.root_cause"
@@ -55,7 +56,7 @@ def died_first(events: Sequence[Event]) -> Cause | None:
     words = _words(events)
     for event in events:
         fault_class = event.signature.fault_class
-        if event.signature.id == "slurm.step_ended" or fault_class in _ENDS_OTHERS:
+        if event.signature.id in _STEP_ENDS or fault_class in _ENDS_OTHERS:
             return None
         if _crashed(event) and (event in words or not words):
             return cause_of(event, fault_class="program.crash", confidence="probable")
