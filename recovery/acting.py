@@ -7,6 +7,7 @@ breakers; what one step does is ``actions``', what a look means ``outcome``'s.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,9 @@ OUTCOME_SECONDS = 2.0
 YOUNG_SECONDS = 30.0
 """How often a restarted job is looked at by name, and for how long after its decision or a record
 that names it; from then on the full looks that are made anyway tell of it."""
+
+CLOCK_JUMP_SECONDS = 30.0
+"""By so much more than passed the clock is set, and did not merely drift."""
 
 _HOUR_SECONDS = 3600.0
 _DAY_SECONDS = 86400.0
@@ -56,6 +60,7 @@ class Acting:
         self._clock = clock
         self._outcomes_due = 0.0
         self._heard: dict[int, float] = {}
+        self._last_looked = (clock(), time.monotonic())
 
     def act(self) -> bool:
         """Take every step that needs no waiting; return whether something is left to be done.
@@ -63,12 +68,28 @@ class Acting:
         Raises:
             SchedulerUnavailable: Slurm did not answer; the next call goes on from where this was.
         """
+        self._mind_the_clock()
         while open_decisions := self._with_open_actions():
             seen = self._look(open_decisions)
             moved = [self._advance(decision, seen) for decision in open_decisions]
             if not any(moved):
                 return True
         return False
+
+    def _mind_the_clock(self) -> None:
+        """Give each open action its time anew where the clock has been set forward.
+
+        It would be given up for an hour that has not passed.
+        """
+        now, since_boot = self._clock(), time.monotonic()
+        before, since_boot_before = self._last_looked
+        self._last_looked = (now, since_boot)
+        if now - before - (since_boot - since_boot_before) < CLOCK_JUMP_SECONDS:
+            return
+        for decision in self._with_open_actions():
+            for action in decision.actions:
+                if action.state not in FINAL_ACTIONS:
+                    self._ledger.acted(decision, replace(action, time=utc(now)))
 
     def follow(self, named_jobs: Collection[int], snapshot: Mapping[int, Job] | None) -> None:
         """Look what became of restarted jobs.

@@ -191,13 +191,13 @@ def _start(
     if job.reason == "BadConstraints":
         detail = "the nodes do not satisfy the job's own constraints (BadConstraints)"
         return replace(action, state="failed", detail=detail)
-    if action.state == "done" and set(wanted) <= set(job.excluded) and job.eligible_time <= now + 1:
+    if action.state == "done" and set(wanted) <= set(job.excluded):
         silent = job.reason in _NOT_CONSIDERED and now - job.eligible_time < CONSIDERED_SECONDS
         listed = f", off {','.join(wanted)}" if wanted else ""
         detail = action.detail if unlisted else f"eligible at once{listed}"
         return action if silent else replace(action, state="verified", detail=detail)
-    if now < _earliest_start(decision):
-        return action
+    if 0 < _earliest_start(decision) - now <= RESTART_GAP_SECONDS + 1:
+        return action  # by more only where the clock was set back since
     if action.step.startswith("release"):
         if job.held:
             scheduler.release(action.target)
