@@ -22,7 +22,7 @@ from recovery.policy import decide
 from recovery.slurm.base import Job, SchedulerUnavailable
 from recovery.slurm.cli import CliScheduler
 from recovery.view import View
-from slurm_hooks.record import Finding, utc
+from slurm_hooks.record import Finding, seconds_of, utc
 from tests import incidents
 from tests.failing_job import SLURM_CONF, WAIT_SECONDS, FailingJob, submit, tidy
 from tests.incidents import NOW, POLICY, decided, failed, finding, log
@@ -115,12 +115,13 @@ def test_a_requeue_is_intended_sent_once_started_once_and_then_seen(cluster: Clu
     start = cluster.mutations()
     assert (requeue.step().step, cluster.mutations() - start) == ("requeue", {})
     ended = requeue.job.shown()
+    too_early = seconds_of(requeue.decision.ended_time) + RESTART_GAP_SECONDS / 2
     cluster.wait(
-        lambda: requeue.step(now=0.0) and requeue.job.shown()["JobState"] == "PENDING",
+        lambda: requeue.step(too_early) and requeue.job.shown()["JobState"] == "PENDING",
         WAIT_SECONDS,
         f"{ended['JobId']} is pending",
     )
-    assert requeue.step(now=0.0).step == "requeue", "not within a second of its predecessor's end"
+    assert requeue.step(too_early).step == "requeue", "not within a second of its predecessor's end"
     assert RESTART_GAP_SECONDS >= 1
     assert requeue.until(state="verified").step == "start"
     assert cluster.mutations() - start == {"REQUEST_JOB_REQUEUE": 1, "REQUEST_UPDATE_JOB": 1}
