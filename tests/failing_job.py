@@ -12,12 +12,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
+from recovery.slurm.base import Scheduler
+from slurm_hooks.config import load
 from slurm_hooks.record import utc
 
 NOBODY = 65534
@@ -150,6 +155,18 @@ def submit(
     return job
 
 
+@contextmanager
+def aggregator_here(
+    cluster: Cluster, scheduler: Scheduler, clock: Callable[[], float] = time.time
+) -> Iterator[Aggregator]:
+    """An aggregator of the cluster's within this process, which passes when it is told to."""
+    aggregator = Aggregator(load(cluster.config_path), scheduler, clock)
+    try:
+        yield aggregator
+    finally:
+        aggregator.close()
+
+
 def pass_until_finished(cluster: Cluster, job: FailingJob, aggregator: Aggregator) -> None:
     """Let an aggregator of this process work until the job's second attempt has ended well."""
 
@@ -158,7 +175,6 @@ def pass_until_finished(cluster: Cluster, job: FailingJob, aggregator: Aggregato
         return job.finished()
 
     cluster.wait(over, WAIT_SECONDS, "its second attempt ends well")
-    aggregator.close()
 
 
 def wait_for_a_full_look(cluster: Cluster) -> None:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
-from slurm_hooks.config import load
 from tests.failing_job import (
     ACT,
     SLURM_CONF,
     WAIT_SECONDS,
     FailingJob,
     actions,
+    aggregator_here,
     decisions,
     pass_until_finished,
     submit,
@@ -32,8 +31,9 @@ pytestmark = pytest.mark.slurm
 
 HOUR = 3600.0
 
-UNTIL_THE_HOUR_REPEATS = 20
-"""Seconds from the cluster's start to the end of its summer time; it is up in five."""
+UNTIL_THE_HOUR_REPEATS = 40
+"""Seconds from the cluster's start to the end of its summer time: for two jobs to start in, and
+one of them to be restarted, which takes twelve."""
 
 
 @dataclass
@@ -73,6 +73,12 @@ def zone_that_repeats_an_hour(at: float) -> str:
         return f"{moment.timetuple().tm_yday - 1}/{moment:%H:%M:%S}"
 
     return f"WIN0SUM,{rule(begin)},{rule(end)}"
+
+
+def test_in_the_hour_that_will_repeat_a_job_is_restarted_at_once(cluster: Cluster) -> None:
+    with cluster.aggregator():
+        told_once(cluster, submit(cluster))
+    assert time.localtime().tm_isdst == 1
 
 
 def test_in_the_hour_that_repeats_a_job_is_restarted_as_in_any_other(cluster: Cluster) -> None:
@@ -126,15 +132,15 @@ def test_a_clock_that_jumps_repeats_no_restart_and_loses_none(
     cluster: Cluster, when: Callable[[Cluster, FailingJob], bool], step: float
 ) -> None:
     clock = Clock()
-    aggregator = Aggregator(load(cluster.config_path), cluster.scheduler(), clock)
     job = submit(cluster)
     lost = job.lose_gpu()
+    with aggregator_here(cluster, cluster.scheduler(), clock) as aggregator:
 
-    def jumps() -> bool:
-        aggregator.pass_once()
-        return when(cluster, job)
+        def jumps() -> bool:
+            aggregator.pass_once()
+            return when(cluster, job)
 
-    cluster.wait(jumps, WAIT_SECONDS, when.__name__)
-    clock.ahead = step
-    pass_until_finished(cluster, job, aggregator)
+        cluster.wait(jumps, WAIT_SECONDS, when.__name__)
+        clock.ahead = step
+        pass_until_finished(cluster, job, aggregator)
     restarted_once(cluster, job, lost)

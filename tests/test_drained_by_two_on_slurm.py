@@ -10,12 +10,18 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 
-from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
 from recovery.slurm.base import Node
 from recovery.slurm.cli import CliScheduler
-from slurm_hooks.config import load
-from tests.failing_job import ACT, SLURM_CONF, actions, pass_until_finished, submit, tidy
+from tests.failing_job import (
+    ACT,
+    SLURM_CONF,
+    actions,
+    aggregator_here,
+    pass_until_finished,
+    submit,
+    tidy,
+)
 
 pytestmark = pytest.mark.slurm
 
@@ -65,13 +71,12 @@ def test_a_person_who_drains_the_node_right_before_our_look_keeps_their_reason(
 ) -> None:
     job = submit(cluster)
     ann = WithAnn(cluster)
-    aggregator = Aggregator(load(cluster.config_path), ann)
-    aggregator.pass_once()
-    before = cluster.mutations()
-    ann.node, ann.wanted = job.node, wanted
-    bad = job.lose_gpu()
-
-    pass_until_finished(cluster, job, aggregator)
+    with aggregator_here(cluster, ann) as aggregator:
+        aggregator.pass_once()
+        before = cluster.mutations()
+        ann.node, ann.wanted = job.node, wanted
+        bad = job.lose_gpu()
+        pass_until_finished(cluster, job, aggregator)
     decision = job.decision()
     assert ann.looks >= wanted, "she came"
     assert cluster.node(bad)["Reason"].startswith(THEIRS)

@@ -10,16 +10,15 @@ from collections.abc import Collection
 
 import pytest
 
-from recovery.aggregator import Aggregator
 from recovery.demo.cluster import Cluster
 from recovery.slurm.cli import CliScheduler
-from slurm_hooks.config import load
 from tests.failing_job import (
     ACT,
     SLURM_CONF,
     WAIT_SECONDS,
     FailingJob,
     actions,
+    aggregator_here,
     pass_until_finished,
     submit,
 )
@@ -51,10 +50,9 @@ def test_a_job_that_starts_before_the_command_for_it_is_restarted_not_failed() -
     with Cluster(2, 8, config=ACT, slurm_conf_extra=SLURM_CONF, health_check_seconds=0) as cluster:
         job = submit(cluster)
         late = Late(cluster, job)
-        aggregator = Aggregator(load(cluster.config_path), late)
         bad = job.lose_gpu()
-
-        pass_until_finished(cluster, job, aggregator)
+        with aggregator_here(cluster, late) as aggregator:
+            pass_until_finished(cluster, job, aggregator)
         decision = job.decision()
         assert actions(decision) == {f"drain {bad}": "verified", f"requeue {job.id}": "verified"}
         assert late.calls == 1, "the refused command is not sent again"

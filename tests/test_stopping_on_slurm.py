@@ -7,12 +7,10 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from recovery.aggregator import Aggregator
 from recovery.decision import Action, JobAnswer, NodeAnswer
 from recovery.demo.cluster import Cluster
 from recovery.journal import Journal
 from recovery.slurm.cli import CliScheduler
-from slurm_hooks.config import load
 from slurm_hooks.record import utc
 from tests import records
 from tests.failing_job import (
@@ -21,6 +19,7 @@ from tests.failing_job import (
     SLURM_CONF,
     WAIT_SECONDS,
     actions,
+    aggregator_here,
     decisions,
     submit,
     tidy,
@@ -112,12 +111,9 @@ def test_a_pause_is_in_force_before_the_next_command_also_of_what_was_planned_be
             actions=(Action("drain", node, "planned", utc()),),
         )
         journal.append({"time": utc(), "type": "decision", "decision": made.to_dict()})
-    aggregator = Aggregator(load(cluster.config_path), PausedMeanwhile(cluster))
-    try:
+    with aggregator_here(cluster, PausedMeanwhile(cluster)) as aggregator:
         for _ in range(3):
             aggregator.pass_once()
-    finally:
-        aggregator.close()
     cluster.run("recovery", "resume", "--why", "the right one now")
     states = {node: cluster.node(node)["State"] for node in ("n3", "n4")}
     assert ["DRAIN" in state for state in states.values()] == [True, False]

@@ -80,7 +80,8 @@ class CliScheduler:
     ) -> None:
         given = os.environ if environment is None else environment
         kept = {name: value for name, value in given.items() if not _STRIPPED.fullmatch(name)}
-        self._environment = {"PATH": os.defpath, **kept, "LC_ALL": "C"}
+        # scontrol makes a local time of "now": an hour late where one is to repeat (measured).
+        self._environment = {"PATH": os.defpath, **kept, "LC_ALL": "C", "TZ": "UTC0"}
         self._timeout_seconds = timeout_seconds
         self._nice = [f"Nice={-restart_nice}"] if restart_nice else []
         self._sinfo_lists_nodes: bool | None = None
