@@ -7,13 +7,13 @@ when something can be decided on ``watch``'s and ``hangs``'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from recovery import actions, guard, incident, late, pausing, policy, precedents
 from recovery import cause as causes
 from recovery.budgets import History
-from recovery.decision import NODE_ACTIONS, Action, Attempt, Cause, Decision
+from recovery.decision import Action, Attempt, Cause, Decision
 from recovery.fleet import names_a_part
 from recovery.fleet_watch import FleetWatch
 from recovery.hangs import Found, Hangs
@@ -115,9 +115,22 @@ class Deciding:
             records = [record for record in records if late.belongs(record, former)]
         nodes = [states[name] for name in ready.nodes if name in states]
         hang = self._hangs.at_end(job, ended)
+        open_to_doubt = {one.node for one in records if incident.wants_an_owner(one, ended)}
         return incident.of_attempt(
-            attempt, job, ready.nodes, records, ended, nodes, utc(now), hang=hang
+            *(attempt, job, ready.nodes, records, ended, nodes, utc(now)),
+            hang=hang,
+            reused=self._begun_on(open_to_doubt, ready, ended) if open_to_doubt else (),
         )
+
+    def _begun_on(self, nodes: Collection[str], ready: Ready, since: float) -> frozenset[str]:
+        """Those of ``nodes`` on which others have begun since; their hooks may not have spoken."""
+        own = {(job, ready.restart) for job in (ready.job.id, *ready.job.het_parts)}
+        begun = [
+            job
+            for job in self._scheduler.jobs().values()
+            if job.start_time >= since and (job.id, job.restarts) not in own
+        ]
+        return frozenset(node for job in begun for node in job.nodes if node in nodes)
 
     def running(self, found: Sequence[Found]) -> list[Decision]:
         """Decide on jobs that hang or are slow; of each kind once for an attempt."""
@@ -238,10 +251,12 @@ class Deciding:
         history = self.history(case, earlier, now)
         return self.planned(policy.decide(case, history, self._config.policy, now, mode))
 
-    def planned(self, decision: Decision, job_kept: str = "", nodes_kept: str = "") -> Decision:
+    def planned(
+        self, decision: Decision, kept: Callable[[Action], str] = lambda action: ""
+    ) -> Decision:
         """Record a decision with its actions, each planned where it may be taken.
 
-        ``job_kept`` and ``nodes_kept`` say why its job and its nodes are left as they are, if so.
+        ``kept`` says of an action why what it is for is left as it is, and nothing where it is not.
         """
         now, mode = self._clock(), self._config.mode
         pauses = self._ledger.store.pauses()
@@ -250,7 +265,7 @@ class Deciding:
         for action in actions.intents(decision, utc(now)):
             why = guard.refusal(action, decision, mode, self.standings)
             why = why or pausing.refusal(action, decision, pauses)
-            why = why or (nodes_kept if action.kind in NODE_ACTIONS else job_kept)
+            why = why or kept(action)
             planned.append(replace(action, state="recorded", detail=why) if why else action)
             limited += [f"{action.name}: {why}"] if why else []
         decision = replace(decision, actions=tuple(planned), limited_by=tuple(limited))

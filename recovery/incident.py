@@ -8,7 +8,7 @@ evidence amounts to is ``cause``'s to say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,15 +118,16 @@ def of_attempt(
     now: str,
     hang: Hang | None = None,
     slowdown: Slowdown | None = None,
+    reused: Collection[str] = (),
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
     What another hook saw before the attempt began is not its story: the node may have been mended
     since, and what still stands its own prolog and epilog report. A finding about a GPU that
     another job of a shared node holds is left out; so is what a health check saw after the end on a
-    node where somebody else's job has been heard of since: it may be that one's. Where progress
-    stopped earlier than the attempt
-    ended, or has not ended it yet, the story begins there.
+    node that others have begun on since, as a record tells or ``reused`` does: it may be theirs.
+    Where progress stopped earlier than the attempt ended, or has not ended it yet, the story begins
+    there.
     """
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
     stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
@@ -136,7 +137,7 @@ def of_attempt(
     gated = set[str]()
     near = list[FaultRecord]()
     of_nodes = [record for record in records if record.node in nodes]
-    reused = {record.node for record in of_nodes if _came_after(record, attempt, job, ended)}
+    others = {record.node for record in of_nodes if _came_after(record, attempt, job, ended)}
     for record in of_nodes:
         ours = _is_ours(record, attempt, job)
         if ours and record.job and record.job.gpus:
@@ -145,7 +146,8 @@ def of_attempt(
             epilogs.append(record)
         if ours and closed_gate(record):
             gated.add(record.node)
-        until = ended + (0.0 if record.node in reused else AFTER_END_SECONDS)
+        has_others = record.node in others or record.node in reused
+        until = ended + (0.0 if has_others else AFTER_END_SECONDS)
         if ours or since <= seconds_of(record.time) <= until:
             near.append(record)
     sightings = [
@@ -206,6 +208,12 @@ def class_of(finding: Finding) -> str:
     """Return the catalogue's class of a finding; a site probe's own code has none (``none``)."""
     known = catalog.entries().get(finding.code)
     return known.fault_class if known else "none"
+
+
+def wants_an_owner(record: FaultRecord, ended: float) -> bool:
+    """Whether a record shows what may be the fault of whoever has begun on the node since."""
+    told = any(finding.severity != "info" for finding in record.findings)
+    return record.job is None and told and seconds_of(record.time) > ended
 
 
 def opens_incident(finding: Finding) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.decision import FINAL_ACTIONS, Decision
+from recovery.decision import FINAL_ACTIONS, NODE_ACTIONS, Action, Decision
 from slurm_hooks.record import FaultRecord
 
 
@@ -40,10 +40,22 @@ def same_answer(former: Decision, again: Decision) -> bool:
 
 
 def only_recorded(former: Decision) -> str:
-    """Return why late evidence moves no job after a decision that was only recorded, else ''."""
+    """Return why late evidence changes nothing of what was only recorded, else ''."""
     if former.mode == "act" and not any(one.state == "recorded" for one in former.actions):
         return ""
     return f"{former.id} was only recorded: what is granted since is for failures to come"
+
+
+def kept(former: Decision, action: Action) -> str:
+    """Return why ``action`` is left, which late evidence adds to what ``former`` recorded.
+
+    A node that ``former`` accused is left like the job: it may have been mended and returned. One
+    that nobody had heard of yet is not.
+    """
+    known = action.kind not in NODE_ACTIONS or any(
+        one.node == action.target for one in former.nodes
+    )
+    return only_recorded(former) if known else ""
 
 
 def is_over(former: Decision) -> str:

@@ -52,7 +52,7 @@ class Rejudging:
         if late.same_answer(former, again):
             return []
         if not former.acted_on:
-            return [self._deciding.planned(again, job_kept=late.only_recorded(former))]
+            return [self._deciding.planned(again, lambda action: late.kept(former, action))]
         self._add(former, late.addendum(again))
         return []
 
@@ -95,8 +95,7 @@ class Rejudging:
         case = self._case(former)
         again = self._again(case, former, event) if case else None
         if again is not None and not former.acted_on:
-            kept = late.is_over(former)
-            made = self._deciding.planned(again, job_kept=kept, nodes_kept=kept)
+            made = self._deciding.planned(again, lambda _: late.is_over(former))
             self._ledger.publish_again(event.id)
             return [made]
         self._add(former, late.as_one_of_many(event, again))

@@ -15,7 +15,6 @@ from slurm_hooks.record import utc
 from tests import records
 from tests.failing_job import (
     ACT,
-    MONITOR,
     SLURM_CONF,
     WAIT_SECONDS,
     actions,
@@ -23,9 +22,7 @@ from tests.failing_job import (
     decisions,
     submit,
     tidy,
-    wait_for_a_full_look,
 )
-from tests.incidents import finding
 
 pytestmark = pytest.mark.slurm
 
@@ -171,86 +168,3 @@ def test_nodes_drained_for_one_reason_are_drained_by_one_command(cluster: Cluste
     assert changed[NODE] == 1, "one command for all three"
     reasons = {cluster.node(node)["Reason"].partition(" [")[0] for node in bad}
     assert len(reasons) == 1
-
-
-def test_late_evidence_puts_another_decision_in_the_place_of_one_not_acted_on(
-    cluster: Cluster,
-) -> None:
-    cluster.configure(MONITOR)
-    with cluster.aggregator():
-        job = submit(cluster)
-        node = job.node
-        job.fail("exit 1")
-        first = job.decision()
-        assert first["cause"]["fault_class"] == "unknown"
-        seen = finding("gpu.ecc_uncontained", "NVRM: Xid 95", gpu=3)
-        late = records.record(
-            node, job=None, hook="health_check", findings=(seen,), cluster="private"
-        )
-        records.drop(cluster.spool, late)
-
-        def revised() -> list[dict[str, object]]:
-            return [one for one in decisions(cluster) if one["revises"] == first["id"]]
-
-        (second,) = cluster.wait(revised, WAIT_SECONDS, "a decision revises it")
-        assert second["cause"]["fault_class"] == "hardware.gpu"  # type: ignore[index]
-        told = cluster.run("recovery", "explain", str(job.id)).stdout
-    words = " ".join(told.split())
-    assert f"in the place of {first['id']}, for what was learnt since" in words
-    assert f"revised by {second['id']}: evidence came late" in words
-
-
-def test_what_was_only_recorded_moves_no_job_once_a_grant_has_come(cluster: Cluster) -> None:
-    """Its owner may have taken care of it since; a sick node is drained all the same."""
-    cluster.configure(MONITOR)
-    with cluster.aggregator():
-        job = submit(cluster)
-        node = job.node
-        job.fail("exit 1")
-        first = job.decision()
-    before = cluster.mutations()
-    cluster.configure(ACT)
-    with cluster.aggregator():
-        wait_for_a_full_look(cluster)
-        seen = finding("gpu.ecc_uncontained", "NVRM: Xid 95", gpu=3)
-        late = records.record(
-            node, job=None, hook="health_check", findings=(seen,), cluster="private"
-        )
-        records.drop(cluster.spool, late)
-        cluster.wait(lambda: "DRAIN" in cluster.node(node)["State"], WAIT_SECONDS, "it is drained")
-        (second,) = cluster.wait(
-            lambda: [one for one in decisions(cluster) if one["revises"] == first["id"]],
-            WAIT_SECONDS,
-            "a decision revises the former one",
-        )
-        assert actions(second) == {f"drain {node}": "verified", f"requeue {job.id}": "recorded"}
-        assert (cluster.mutations() - before)[REQUEUE] == 0
-    (requeue,) = (one for one in second["actions"] if one["kind"] == "requeue")
-    assert requeue["detail"].startswith(f"{first['id']} was only recorded")
-
-
-def test_late_evidence_is_added_to_a_decision_that_was_acted_on(cluster: Cluster) -> None:
-    with cluster.aggregator():
-        job = submit(cluster, "--nodes=2")
-        nodes = sorted(cluster.scheduler().jobs([job.id])[job.id].nodes)
-        job.fail("exit 1")
-        first = job.decision()
-        assert actions(first) == {f"requeue {job.id}": "verified"}
-        seen = finding("gpu.ecc_uncontained", "NVRM: Xid 95", gpu=3)
-        late = records.record(
-            nodes[1], job=None, hook="health_check", findings=(seen,), cluster="private"
-        )
-        records.drop(cluster.spool, late)
-
-        def added() -> list[str]:
-            known = {one["id"]: one for one in decisions(cluster)}
-            return list(known[first["id"]]["addenda"])
-
-        (text,) = cluster.wait(added, WAIT_SECONDS, "an addendum is written")
-        assert text.startswith("evidence came late and says hardware.gpu, established:")
-        assert text.endswith(f"the answer would be requeue, drain {nodes[1]}")
-        cluster.wait(
-            lambda: "DRAIN" in cluster.node(nodes[1])["State"], WAIT_SECONDS, "it is drained"
-        )
-        assert "later: evidence came late" in cluster.run("recovery", "explain", first["id"]).stdout
-        assert [one for one in decisions(cluster) if one["revises"] == first["id"]] == []
