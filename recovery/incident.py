@@ -123,7 +123,8 @@ def of_attempt(
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
     What another hook saw before the attempt began is not its story: the node may have been mended
-    since, and what still stands its own prolog and epilog report. A finding about a GPU that
+    since, and what still stands its own prolog and epilog report. Where Slurm does not show its
+    begin any more, others' epilogs tell until when its GPUs were theirs. A finding about a GPU that
     another job of a shared node holds is left out; so is what a health check saw after the end on a
     node that others have begun on since, as a record tells or ``reused`` does: it may be theirs.
     Where progress stopped earlier than the attempt ended, or has not ended it yet, the story begins
@@ -132,23 +133,19 @@ def of_attempt(
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
     stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
     since = max(min(stopped, ended) - BEFORE_END_SECONDS, started)
-    held = dict[str, frozenset[int]]()
-    epilogs = list[FaultRecord]()
-    gated = set[str]()
-    near = list[FaultRecord]()
     of_nodes = [record for record in records if record.node in nodes]
+    ours = [record for record in of_nodes if _is_ours(record, attempt, job)]
+    epilogs = [record for record in ours if record.hook == "epilog"]
+    held = {r.node: frozenset(r.job.gpus) for r in ours if r.job and r.job.gpus}
+    begun = _when_others_let_go(epilogs, of_nodes) if job.restarts > attempt.restart else {}
     others = {record.node for record in of_nodes if _came_after(record, attempt, job, ended)}
+    near = list[FaultRecord]()
     for record in of_nodes:
-        ours = _is_ours(record, attempt, job)
-        if ours and record.job and record.job.gpus:
-            held[record.node] = frozenset(record.job.gpus)
-        if ours and record.hook == "epilog":
-            epilogs.append(record)
-        if ours and closed_gate(record):
-            gated.add(record.node)
+        seen = seconds_of(record.time)
         has_others = record.node in others or record.node in reused
         until = ended + (0.0 if has_others else AFTER_END_SECONDS)
-        if ours or since <= seconds_of(record.time) <= until:
+        is_near = begun.get(record.node, 0.0) < seen and since <= seen <= until
+        if is_near or _is_ours(record, attempt, job):
             near.append(record)
     sightings = [
         sighting
@@ -175,7 +172,7 @@ def of_attempt(
             for node in states
             if node.name in nodes and (node.state == "DOWN" or "NOT_RESPONDING" in node.flags)
         ),
-        gated=tuple(sorted(gated)),
+        gated=tuple(sorted({record.node for record in ours if closed_gate(record)})),
         requeued=job.restarts > attempt.restart,
         checkpoint_step=steps["checkpoint.seen"],
         checkpoints_broken=any(s.finding.code == "checkpoint.all_broken" for s in sightings),
@@ -228,6 +225,21 @@ def resolution_of(finding: Finding) -> str:
     """Return what mends a finding: its own word, else the catalogue's, else an empty text."""
     known = catalog.entries().get(finding.code)
     return finding.resolution or (known.resolution if known else "")
+
+
+def _when_others_let_go(
+    epilogs: Iterable[FaultRecord], records: Iterable[FaultRecord]
+) -> dict[str, float]:
+    """When the last epilog before an attempt's own ended, by node, that had one of its GPUs."""
+    own = {record.node: (record.time, record.job) for record in epilogs if record.job}
+    found = dict[str, float]()
+    for record in records:
+        if record.hook != "epilog" or record.job is None or record.node not in own:
+            continue
+        time, job = own[record.node]
+        if record.time < time and set(job.gpus).intersection(record.job.gpus):
+            found[record.node] = max(found.get(record.node, 0.0), seconds_of(record.time))
+    return found
 
 
 def _came_after(record: FaultRecord, attempt: Attempt, shown: Job, ended: float) -> bool:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.decision import Attempt
+from recovery.incident import of_attempt
 from recovery.watch import LATE_SECONDS, Ready, Watch
-from slurm_hooks.record import utc
+from slurm_hooks.record import FaultRecord, utc
 from tests.incidents import ENDED, POLICY, epilog, failed, finding, health_check, job
 
 
@@ -68,3 +70,27 @@ def test_what_a_later_job_on_the_node_met_is_not_told_of_the_former_one() -> Non
     before_the_end = health_check("n3", [lost], after_end=-20)
     told = failed(extra=[following, seen, before_the_end]).sightings
     assert [one.record for one in told] == [before_the_end.id]
+
+
+def test_what_an_earlier_job_met_is_not_told_of_one_that_slurm_has_requeued() -> None:
+    """Slurm shows the begin of the next attempt then; that GPUs go from one job to one tells it."""
+    lost = [finding("gpu.ecc_uncontained", gpu=3)]
+    requeued = job(restarts=1, state="PENDING", start_time=0)
+    attempt = Attempt("c1", requeued.id, 0, requeued.submit_time)
+
+    def seen(*records: FaultRecord) -> list[str]:
+        own = with_gpus(epilog("n3", of=job()), (2, 3))
+        case = of_attempt(attempt, requeued, ("n3",), [*records, own], ENDED, [], utc(ENDED + 2))
+        return [one.record for one in case.sightings]
+
+    before = replace(epilog("n3", lost, job(id=11)), id="before", time=utc(ENDED - 30))
+    check = health_check("n3", lost, after_end=-40)
+    assert seen(check, with_gpus(before, (3,))) == [], "its GPU was the other's until then"
+    assert seen(check, with_gpus(before, (0, 1))) == [check.id], "beside it on a shared node"
+    during = health_check("n3", lost, after_end=-20)
+    assert seen(check, with_gpus(before, (3,)), during) == [during.id]
+
+
+def with_gpus(record: FaultRecord, gpus: tuple[int, ...]) -> FaultRecord:
+    assert record.job is not None
+    return replace(record, job=replace(record.job, gpus=gpus))
