@@ -214,8 +214,7 @@ def tidy(cluster: Cluster) -> None:
     )
     for node in cluster.node_names:
         cluster.mend_gpus(node)
-        shown = cluster.node(node)
-        if "DRAIN" in shown["State"]:
+        if "DRAIN" in cluster.node(node)["State"]:
             cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
-        elif shown.get("Reason"):
+        if cluster.node(node).get("Reason"):  # 24.11 leaves it standing
             cluster.run("scontrol", "update", f"nodename={node}", "reason=")

@@ -56,7 +56,8 @@ def test_a_machine_is_made_ready_without_a_question(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "var/lib/slurm-recovery").stat().st_mode) == 0o750
     prolog = tmp_path / "usr/local/libexec/slurm-recovery/slurm-hook-prolog"
     assert stat.S_IMODE(prolog.stat().st_mode) == 0o755
-    assert f"python={sys.executable}\n" in prolog.read_text("utf-8")
+    (python,) = re.findall(r"^python=(\S+)$", prolog.read_text("utf-8"), re.MULTILINE)
+    assert Path(python).parent == Path(sys.executable).parent
     for line in ("Prolog=/usr/local/libexec/slurm-recovery/slurm-hook-prolog", "MinJobAge=900"):
         assert line in done.stdout
 
