@@ -7,7 +7,8 @@ when something can be decided on ``watch``'s and ``hangs``'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from recovery import actions, guard, incident, late, pausing, policy, precedents
@@ -119,18 +120,21 @@ class Deciding:
         return incident.of_attempt(
             *(attempt, job, ready.nodes, records, ended, nodes, utc(now)),
             hang=hang,
-            reused=self._begun_on(open_to_doubt, ready, ended) if open_to_doubt else (),
+            reused=self._begun_on(open_to_doubt, ready, ended) if open_to_doubt else {},
         )
 
-    def _begun_on(self, nodes: Collection[str], ready: Ready, since: float) -> frozenset[str]:
-        """Those of ``nodes`` on which others have begun since; their hooks may not have spoken."""
+    def _begun_on(self, nodes: set[str], ready: Ready, since: float) -> dict[str, float]:
+        """When others began on those of ``nodes``; their hooks may not have spoken.
+
+        Slurm's times are whole seconds, and what is seen in the first is none of their doing yet.
+        """
         own = {(job, ready.restart) for job in (ready.job.id, *ready.job.het_parts)}
-        begun = [
-            job
-            for job in self._scheduler.jobs().values()
-            if job.start_time >= since and (job.id, job.restarts) not in own
-        ]
-        return frozenset(node for job in begun for node in job.nodes if node in nodes)
+        begun = dict[str, float]()
+        for job in self._scheduler.jobs().values():
+            if job.start_time >= since and (job.id, job.restarts) not in own:
+                for node in nodes.intersection(job.nodes):
+                    begun[node] = min(begun.get(node, math.inf), job.start_time + 1.0)
+        return begun
 
     def running(self, found: Sequence[Found]) -> list[Decision]:
         """Decide on jobs that hang or are slow; of each kind once for an attempt."""

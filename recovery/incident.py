@@ -8,8 +8,9 @@ evidence amounts to is ``cause``'s to say.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from recovery.decision import Attempt, Cause
@@ -29,6 +30,8 @@ FAILED_STATES = frozenset(
 OTHER_ENDS = frozenset(("COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED"))
 """Base states in which an attempt is over (man squeue, JOB STATE CODES)."""
 
+
+_NEVER: Mapping[str, float] = MappingProxyType({})
 
 _NODE_CLASSES = ("hardware", "node.software", "network.fabric")
 """Classes that open an incident on a node by themselves; others need a job that failed of them."""
@@ -118,17 +121,17 @@ def of_attempt(
     now: str,
     hang: Hang | None = None,
     slowdown: Slowdown | None = None,
-    reused: Collection[str] = (),
+    reused: Mapping[str, float] = _NEVER,
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
     What another hook saw before the attempt began is not its story: the node may have been mended
     since, and what still stands its own prolog and epilog report. Where Slurm does not show its
     begin any more, others' epilogs tell until when its GPUs were theirs. A finding about a GPU that
-    another job of a shared node holds is left out; so is what a health check saw after the end on a
-    node that others have begun on since, as a record tells or ``reused`` does: it may be theirs.
-    Where progress stopped earlier than the attempt ended, or has not ended it yet, the story begins
-    there.
+    another job of a shared node holds is left out; so is what a health check saw on a node once
+    others had begun there, which may be theirs: ``reused`` tells when, and where it does not, what
+    their hooks have said since the end tells that they did. Where progress stopped earlier than the
+    attempt ended, or has not ended it yet, the story begins there.
     """
     started = float(job.start_time) if job.restarts == attempt.restart else 0.0
     stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
@@ -142,8 +145,8 @@ def of_attempt(
     near = list[FaultRecord]()
     for record in of_nodes:
         seen = seconds_of(record.time)
-        has_others = record.node in others or record.node in reused
-        until = ended + (0.0 if has_others else AFTER_END_SECONDS)
+        until = ended + (0.0 if record.node in others else AFTER_END_SECONDS)
+        until = min(reused.get(record.node, until), ended + AFTER_END_SECONDS)
         is_near = begun.get(record.node, 0.0) < seen and since <= seen <= until
         if is_near or _is_ours(record, attempt, job):
             near.append(record)

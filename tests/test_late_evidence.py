@@ -72,6 +72,24 @@ def test_what_a_later_job_on_the_node_met_is_not_told_of_the_former_one() -> Non
     assert [one.record for one in told] == [before_the_end.id]
 
 
+def test_what_was_seen_before_the_later_job_began_stays_the_former_ones() -> None:
+    lost = [finding("gpu.ecc_uncontained", gpu=3)]
+    before, after = (health_check("n3", lost, after_end=at) for at in (20, 60))
+    following = replace(epilog("n3", lost, job(id=13)), time=utc(ENDED + 62))
+    failed_job, attempt = job(), Attempt("c1", 12, 0, int(ENDED) - 600)
+
+    def seen(*records: FaultRecord, begun: float) -> list[str]:
+        case = of_attempt(
+            *(attempt, failed_job, ("n3",), records, ENDED, [], utc(ENDED + 70)),
+            reused={"n3": ENDED + begun},
+        )
+        return [one.record for one in case.sightings]
+
+    assert seen(before, after, following, begun=40) == [before.id]
+    assert seen(after, following, begun=40) == []
+    assert seen(health_check("n3", lost, after_end=400), begun=500) == [], "too late in any case"
+
+
 def test_what_an_earlier_job_met_is_not_told_of_one_that_slurm_has_requeued() -> None:
     """Slurm shows the begin of the next attempt then; that GPUs go from one job to one tells it."""
     lost = [finding("gpu.ecc_uncontained", gpu=3)]

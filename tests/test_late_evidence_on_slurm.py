@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,9 +37,15 @@ def shared() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(shared: Cluster) -> Iterator[Cluster]:
+    next_second()
     yield shared
     tidy(shared)
     shared.configure(ACT)
+
+
+def next_second() -> None:
+    """Slurm's times are whole seconds: what came before it is told apart from what comes now."""
+    time.sleep(1.1)
 
 
 def seen_by_a_health_check(cluster: Cluster, node: str) -> FaultRecord:
@@ -134,6 +141,7 @@ def test_what_befalls_a_node_under_its_next_job_is_not_told_of_the_former_one(
         former.fail("exit 1")
         first = former.decision()
         following = submit(cluster, f"--nodelist={node}")
+        next_second()
         record = seen_by_a_health_check(cluster, node)
         cluster.wait(
             lambda: [one for one in decisions(cluster) if record.id in _records_of(one)],
