@@ -218,8 +218,9 @@ class Aggregator:
             self._checking.look(self._scheduler.nodes(), self._standings, now)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
-            heard = now - self._inbox.unread_seconds
-            ready = self._watch.ready(jobs, self._deciding.is_decided, now, heard)
+            steady = time.monotonic()
+            heard = steady - self._inbox.unread_seconds
+            ready = self._watch.ready(jobs, self._deciding.is_decided, now, steady, heard)
             decided += self._deciding.attempts(ready)
         for late in self._watch.late(now):
             decided += self._rejudging.reopen(late)

@@ -42,7 +42,10 @@ class Ready:
 
 @dataclass
 class _Attempt:
-    """What is known of one watched attempt; times are seconds since the epoch."""
+    """What is known of one watched attempt.
+
+    ``seen`` is in seconds since the epoch, the looks at it are on the clock that nobody sets.
+    """
 
     job_id: int
     restart: int
@@ -133,13 +136,15 @@ class Watch:
         jobs: Mapping[int, Job],
         decided: Callable[[Job, int], bool],
         now: float,
+        steady: float,
         heard: float,
     ) -> list[Ready]:
         """Return what can be decided on now, and stop watching what needs no decision.
 
         ``jobs`` is a fresh look at ``job_ids``; ``decided`` tells whether a job's attempt with that
-        restart count has its decision already. Until ``heard`` everything in the spool has been
-        read: what a slow one still holds is waited for, and is no silence of a node's.
+        restart count has its decision already. ``steady`` is the time, in seconds, on a clock that
+        nobody sets. Until ``heard``, on that clock, everything in the spool has been read: what a
+        slow one still holds is waited for, and is no silence of a node's.
         """
         asked = self.job_ids
         self._join_parts(jobs)
@@ -151,7 +156,7 @@ class Watch:
             if (
                 job is None
                 or not self._is(attempt, job)
-                or self._stuck(attempt, job, now)
+                or self._stuck(attempt, job, steady)
                 or decided(job, attempt.restart)
                 or job.state in incident.OTHER_ENDS
                 or "REVOKED" in job.flags  # another cluster of the federation runs it
@@ -160,7 +165,7 @@ class Watch:
                 lies_there = job is not None and job.state in incident.FAILED_STATES
                 if job and lies_there and self._is(attempt, job) and decided(job, attempt.restart):
                     self._settle_again(attempt, job, now)
-            elif self._can_be_decided(attempt, job, now, heard):
+            elif self._can_be_decided(attempt, job, steady, heard):
                 nodes = attempt.nodes if job.restarts > attempt.restart else job.nodes
                 if job.het_job_id:
                     nodes = tuple(dict.fromkeys((*nodes, *attempt.nodes)))
@@ -255,12 +260,12 @@ class Watch:
         """Stop watching an attempt: it has been dealt with."""
         self._attempts.pop((ready.job.id, ready.restart), None)
 
-    def _can_be_decided(self, attempt: _Attempt, job: Job, now: float, heard: float) -> bool:
+    def _can_be_decided(self, attempt: _Attempt, job: Job, steady: float, heard: float) -> bool:
         if attempt.gated:
             return job.held_by_slurm and job.pending
         if job.restarts > attempt.restart:
-            return self._gathered(attempt, job, now, heard)
-        return job.state in incident.FAILED_STATES and self._gathered(attempt, job, now, heard)
+            return self._gathered(attempt, job, steady, heard)
+        return job.state in incident.FAILED_STATES and self._gathered(attempt, job, steady, heard)
 
     def _is(self, attempt: _Attempt, job: Job) -> bool:
         """Whether ``job`` is that attempt or its restart, and no new job under its number."""
@@ -270,25 +275,24 @@ class Watch:
             return True
         return job.restarts == attempt.restart and job.submit_time <= attempt.seen
 
-    def _stuck(self, attempt: _Attempt, job: Job, now: float) -> bool:
+    def _stuck(self, attempt: _Attempt, job: Job, steady: float) -> bool:
         """Whether the job runs on although an epilog saw it fail; a stuck COMPLETING still ends."""
         if attempt.first_look is None:
-            attempt.first_look = now
+            attempt.first_look = steady
         live = job.state in ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED")
         return (
             live
             and job.restarts == attempt.restart
-            and now - attempt.first_look > self._policy.gather_max
+            and steady - attempt.first_look > self._policy.gather_max
         )
 
-    def _gathered(self, attempt: _Attempt, job: Job, now: float, heard: float) -> bool:
+    def _gathered(self, attempt: _Attempt, job: Job, steady: float, heard: float) -> bool:
         if attempt.ended_look is None:
-            attempt.ended_look = now
+            attempt.ended_look = steady
         all_spoke = set(attempt.nodes) <= attempt.reported
-        # A clock that was set back must not make it wait by as much.
-        set_back = now < attempt.ended_look
-        waited = set_back or heard - attempt.ended_look >= self._policy.settle
-        bounded = now - (attempt.first_look or now) >= self._policy.gather_max
+        waited = heard - attempt.ended_look >= self._policy.settle
+        first = steady if attempt.first_look is None else attempt.first_look
+        bounded = steady - first >= self._policy.gather_max
         completing = "COMPLETING" in job.flags
         return (all_spoke or waited or bounded) and (not completing or bounded)
 

@@ -161,7 +161,7 @@ def test_a_sibling_that_was_revoked_is_not_decided_on(state: list[str], is_decid
     one = replace(found, submit_time=0, end_time=int(ENDED), nodes=("n1",))
     watch = Watch(POLICY, 0.0)
     watch.note(epilog("n1", of=one))
-    watch.ready({one.id: one}, lambda *_: False, NOW, NOW)
+    watch.ready({one.id: one}, lambda *_: False, NOW, NOW, NOW)
     later = NOW + POLICY.gather_max
-    ready = watch.ready({one.id: one}, lambda *_: False, later, later)
+    ready = watch.ready({one.id: one}, lambda *_: False, later, later, later)
     assert [each.job.id for each in ready] == [one.id] * is_decided
