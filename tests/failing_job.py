@@ -214,7 +214,8 @@ def tidy(cluster: Cluster) -> None:
     )
     for node in cluster.node_names:
         cluster.mend_gpus(node)
-        if "DRAIN" in cluster.node(node)["State"]:
+        shown = cluster.node(node)
+        if "DRAIN" in shown["State"]:
             cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
-        if cluster.node(node).get("Reason"):  # 24.11 leaves it standing
+        elif shown.get("Reason"):
             cluster.run("scontrol", "update", f"nodename={node}", "reason=")
