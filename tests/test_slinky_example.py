@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 
 from slurm_hooks.config import load
@@ -79,9 +82,23 @@ def test_slurm_runs_each_hook_as_slurm_conf_example_says() -> None:
     asked = {key: value.replace(INSTALLED, IN_THE_IMAGE) for key, value in settings().items()}
     for key in ("Prolog", "Epilog"):
         script = next(iter(values()[f"{key.lower()}Scripts"].values()))
-        assert script == f"#!/bin/sh\nexec {asked[key]}\n"
+        assert f"\nhook={asked[key]}\n" in script
     theirs = values()["controller"]["extraConfMap"]
     assert {"HealthCheckProgram", "TaskProlog", "MinJobAge", "JobRequeue"} <= set(theirs)
     # From 25.11 on the time-out must be smaller than the interval, whose default would not be.
     assert int(theirs.pop("HealthCheckTimeout")) < int(theirs["HealthCheckInterval"])
     assert theirs == {key: asked[key] for key in theirs}
+
+
+@pytest.mark.parametrize("kind", ["prolog", "epilog"])
+def test_a_script_runs_its_hook_and_an_image_without_it_drains_no_node(
+    kind: str, tmp_path: Path
+) -> None:
+    (script,) = values()[f"{kind}Scripts"].values()
+    hook = tmp_path / "hook"
+    script = script.replace(f"{IN_THE_IMAGE}{kind}", str(hook))
+    run = partial(subprocess.run, ["/bin/sh", "-c", script])
+    assert run().returncode == 0
+    hook.write_text("#!/bin/sh\nexit 7\n")
+    hook.chmod(0o755)
+    assert run().returncode == 7, "a closed gate must be heard"
