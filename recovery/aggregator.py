@@ -216,6 +216,7 @@ class Aggregator:
             self._look_at_nodes(decided)
         elif self._checking.answered:
             self._checking.look(self._scheduler.nodes(), self._standings, now)
+        self._deciding.begin_pass(snapshot)
         if self._watch:
             jobs = self._scheduler.jobs(self._watch.job_ids)
             steady = time.monotonic()

@@ -52,6 +52,7 @@ class Deciding:
         self.fleets = FleetWatch(config, ledger, clock)
         self._sick: dict[str, FaultRecord] = {}
         self._in_service: dict[str, str] = {}
+        self._all_jobs: Mapping[int, Job] | None = None
 
     def __bool__(self) -> bool:
         """Whether a sick node is still to be decided on."""
@@ -62,6 +63,10 @@ class Deciding:
         self.fleets.note(record)
         if any(incident.opens_incident(finding) for finding in record.findings):
             self._sick[record.node] = record
+
+    def begin_pass(self, all_jobs: Mapping[int, Job] | None) -> None:
+        """Take the pass's full look at the jobs; where it makes none, one is made when needed."""
+        self._all_jobs = all_jobs
 
     def note_nodes(self, nodes: Mapping[str, Node]) -> None:
         """Take notice of all nodes at a full look: since when each is seen in service."""
@@ -129,8 +134,10 @@ class Deciding:
         Slurm's times are whole seconds, and what is seen in the first is none of their doing yet.
         """
         own = {(job, ready.restart) for job in (ready.job.id, *ready.job.het_parts)}
+        if self._all_jobs is None:
+            self._all_jobs = self._scheduler.jobs()
         begun = dict[str, float]()
-        for job in self._scheduler.jobs().values():
+        for job in self._all_jobs.values():
             if job.start_time >= since and (job.id, job.restarts) not in own:
                 for node in nodes.intersection(job.nodes):
                     begun[node] = min(begun.get(node, math.inf), job.start_time + 1.0)
