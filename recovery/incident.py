@@ -31,8 +31,6 @@ OTHER_ENDS = frozenset(("COMPLETED", "CANCELLED", "PREEMPTED", "REVOKED"))
 """Base states in which an attempt is over (man squeue, JOB STATE CODES)."""
 
 
-_NEVER: Mapping[str, float] = MappingProxyType({})
-
 _NODE_CLASSES = ("hardware", "node.software", "network.fabric")
 """Classes that open an incident on a node by themselves; others need a job that failed of them."""
 
@@ -121,7 +119,7 @@ def of_attempt(
     now: str,
     hang: Hang | None = None,
     slowdown: Slowdown | None = None,
-    reused: Mapping[str, float] = _NEVER,
+    reused: Mapping[str, float] = MappingProxyType({}),
 ) -> Incident:
     """Join ``records`` of the attempt's ``nodes`` around ``ended`` (seconds since the epoch).
 
@@ -137,22 +135,23 @@ def of_attempt(
     stopped = hang.stall.since if hang else slowdown.since if slowdown else ended
     since = max(min(stopped, ended) - BEFORE_END_SECONDS, started)
     of_nodes = [record for record in records if record.node in nodes]
-    ours = [record for record in of_nodes if _is_ours(record, attempt, job)]
+    ours, others = list[FaultRecord](), list[FaultRecord]()
+    for record in of_nodes:
+        (ours if _is_ours(record, attempt, job) else others).append(record)
     epilogs = [record for record in ours if record.hook == "epilog"]
     held = {r.node: frozenset(r.job.gpus) for r in ours if r.job and r.job.gpus}
-    begun = _when_others_let_go(epilogs, of_nodes) if job.restarts > attempt.restart else {}
-    others = {record.node for record in of_nodes if _came_after(record, attempt, job, ended)}
-    near = list[FaultRecord]()
-    for record in of_nodes:
+    begun = _when_others_let_go(epilogs, others) if job.restarts > attempt.restart else {}
+    heard = {record.node for record in others if _came_after(record, attempt, job, ended)}
+    near = list(ours)
+    for record in others:
         seen = seconds_of(record.time)
-        until = ended + (0.0 if record.node in others else AFTER_END_SECONDS)
+        until = ended + (0.0 if record.node in heard else AFTER_END_SECONDS)
         until = min(reused.get(record.node, until), ended + AFTER_END_SECONDS)
-        is_near = begun.get(record.node, 0.0) < seen and since <= seen <= until
-        if is_near or _is_ours(record, attempt, job):
+        if begun.get(record.node, 0.0) < seen and since <= seen <= until:
             near.append(record)
     sightings = [
         sighting
-        for record in near
+        for record in sorted(near, key=lambda record: record.time)
         for sighting in _sightings(record)
         if _concerns(sighting.finding, held.get(record.node), attempt.job_id)
     ]
@@ -246,15 +245,14 @@ def _when_others_let_go(
 
 
 def _came_after(record: FaultRecord, attempt: Attempt, shown: Job, ended: float) -> bool:
-    """Whether a hook ran on the node for another attempt after this one's end.
+    """Whether a record of others is by a hook that ran for another attempt after this one's end.
 
     Each part of a heterogeneous job has its own number, and its records are its leader's story.
     """
     job = record.job
     if job is None or seconds_of(record.time) <= ended:
         return False
-    a_part = job.id in shown.het_parts and job.restart == attempt.restart
-    return not a_part and not _is_ours(record, attempt, shown)
+    return job.id not in shown.het_parts or job.restart != attempt.restart
 
 
 def _is_ours(record: FaultRecord, attempt: Attempt, shown: Job) -> bool:

@@ -6,6 +6,7 @@ and the scheduler's own memory tell of the same attempts again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -53,8 +54,8 @@ class _Attempt:
     nodes: tuple[str, ...]
     seen: float
     reported: set[str] = field(default_factory=set)
-    first_look: float | None = None
-    ended_look: float | None = None
+    first_look: float = math.inf
+    ended_look: float = math.inf
     gated: bool = False
     parts: tuple[int, ...] = ()
     told: RecordJob | None = None
@@ -277,8 +278,7 @@ class Watch:
 
     def _stuck(self, attempt: _Attempt, job: Job, steady: float) -> bool:
         """Whether the job runs on although an epilog saw it fail; a stuck COMPLETING still ends."""
-        if attempt.first_look is None:
-            attempt.first_look = steady
+        attempt.first_look = min(attempt.first_look, steady)
         live = job.state in ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED")
         return (
             live
@@ -287,12 +287,10 @@ class Watch:
         )
 
     def _gathered(self, attempt: _Attempt, job: Job, steady: float, heard: float) -> bool:
-        if attempt.ended_look is None:
-            attempt.ended_look = steady
+        attempt.ended_look = min(attempt.ended_look, steady)
         all_spoke = set(attempt.nodes) <= attempt.reported
         waited = heard - attempt.ended_look >= self._policy.settle
-        first = steady if attempt.first_look is None else attempt.first_look
-        bounded = steady - first >= self._policy.gather_max
+        bounded = steady - attempt.first_look >= self._policy.gather_max
         completing = "COMPLETING" in job.flags
         return (all_spoke or waited or bounded) and (not completing or bounded)
 

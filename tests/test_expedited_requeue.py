@@ -37,6 +37,7 @@ CAPTURED = Path(__file__).parent / "data" / "slurm" / "26.05" / "squeue-expedite
 
 FIRST = (25, 11)
 EXPEDITE = "--requeue=expedite"
+ENABLED = "SlurmctldParameters=enable_expedited_requeue"
 HELD = "REQUEUE_HOLD"
 PYTHON_FAILS = "echo 'Traceback (most recent call last):'; echo \"KeyError: 'x'\"; exit 1"
 
@@ -84,11 +85,15 @@ def test_it_is_decided_on_like_any_other(
     assert decision.ended == f"{exit_code}:0, requeued and held by Slurm (--requeue=expedite)"
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Cluster]:
+def skip_where_none_is_expedited() -> None:
     if release(find_programs()["slurmctld"]) < FIRST:
         pytest.skip("Slurm 25.11 and later expedite requeues: scripts/test-matrix sid")
-    conf = f"{SLURM_CONF}\nSlurmctldParameters=enable_expedited_requeue"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    skip_where_none_is_expedited()
+    conf = f"{SLURM_CONF}\n{ENABLED}"
     with Cluster(3, 8, config=ACT, slurm_conf_extra=conf, health_check_seconds=0) as running:
         yield running
 

@@ -14,8 +14,10 @@ from tests import records
 from tests.failing_job import (
     ACT,
     MONITOR,
+    OPTED_IN,
     SLURM_CONF,
     WAIT_SECONDS,
+    FailingJob,
     actions,
     decisions,
     submit,
@@ -48,6 +50,18 @@ def next_second() -> None:
     time.sleep(1.1)
 
 
+def failed_for_no_known_cause(
+    cluster: Cluster, comment: str = OPTED_IN
+) -> tuple[FailingJob, str, dict[str, Any]]:
+    """A job that has failed, its node, and the decision on it."""
+    job = submit(cluster, comment=comment)
+    node = job.node
+    job.fail("exit 1")
+    decision = job.decision()
+    assert decision["cause"]["fault_class"] == "unknown"
+    return job, node, decision
+
+
 def seen_by_a_health_check(cluster: Cluster, node: str) -> FaultRecord:
     """Let the node's health check see that memory of a GPU cannot be trusted any more."""
     seen = finding("gpu.ecc_uncontained", "NVRM: Xid 95", gpu=3)
@@ -68,11 +82,7 @@ def test_late_evidence_puts_another_decision_in_the_place_of_one_not_acted_on(
 ) -> None:
     cluster.configure(MONITOR)
     with cluster.aggregator():
-        job = submit(cluster)
-        node = job.node
-        job.fail("exit 1")
-        first = job.decision()
-        assert first["cause"]["fault_class"] == "unknown"
+        job, node, first = failed_for_no_known_cause(cluster)
         seen_by_a_health_check(cluster, node)
         (second,) = cluster.wait(
             lambda: in_the_place_of(cluster, first), WAIT_SECONDS, "a decision revises it"
@@ -88,10 +98,7 @@ def test_what_was_only_recorded_moves_no_job_once_a_grant_has_come(cluster: Clus
     """Its owner may have taken care of it since; a sick node is drained all the same."""
     cluster.configure(MONITOR)
     with cluster.aggregator():
-        job = submit(cluster)
-        node = job.node
-        job.fail("exit 1")
-        first = job.decision()
+        job, node, first = failed_for_no_known_cause(cluster)
     before = cluster.mutations()
     cluster.configure(ACT)
     with cluster.aggregator():
@@ -136,10 +143,7 @@ def test_what_befalls_a_node_under_its_next_job_is_not_told_of_the_former_one(
     cluster: Cluster,
 ) -> None:
     with cluster.aggregator():
-        former = submit(cluster, comment="recovery=off")
-        node = former.node
-        former.fail("exit 1")
-        first = former.decision()
+        _, node, first = failed_for_no_known_cause(cluster, comment="recovery=off")
         following = submit(cluster, f"--nodelist={node}")
         next_second()
         record = seen_by_a_health_check(cluster, node)

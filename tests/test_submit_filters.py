@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from recovery.demo.cluster import Cluster
-from recovery.demo.programs import ClusterError, find_programs, release
+from recovery.demo.programs import ClusterError
 from slurm_hooks import optin
-from tests.test_expedited_requeue import FIRST
+from tests.test_expedited_requeue import ENABLED, EXPEDITE, skip_where_none_is_expedited
 
 pytestmark = pytest.mark.slurm
 
 LUA = Path(__file__).parent.parent / "examples" / "lua"
-
-EXPEDITE = "SlurmctldParameters=enable_expedited_requeue"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +25,7 @@ def cluster() -> Iterator[Cluster]:
         nodes=1,
         gpus=0,
         hooks=False,
-        slurm_conf_extra="JobSubmitPlugins=lua\nCliFilterPlugins=lua\nJobRequeue=0\n" + EXPEDITE,
+        slurm_conf_extra="JobSubmitPlugins=lua\nCliFilterPlugins=lua\nJobRequeue=0\n" + ENABLED,
         slurm_files=sorted(LUA.glob("*.lua")),
     ) as running:
         yield running
@@ -40,7 +38,7 @@ def controller_alone() -> Iterator[Cluster]:
         nodes=1,
         gpus=0,
         hooks=False,
-        slurm_conf_extra="JobSubmitPlugins=lua\nJobRequeue=0\n" + EXPEDITE,
+        slurm_conf_extra="JobSubmitPlugins=lua\nJobRequeue=0\n" + ENABLED,
         slurm_files=[LUA / "job_submit.lua", LUA / "recovery_optin.lua"],
     ) as running:
         yield running
@@ -172,9 +170,7 @@ def test_a_comment_cannot_be_changed_into_one_with_a_mistake(cluster: Cluster) -
 @pytest.mark.parametrize("filters", ["cluster", "controller_alone"])
 def test_an_expedited_requeue_stays_one(filters: str, request: pytest.FixtureRequest) -> None:
     slurm: Cluster = request.getfixturevalue(filters)
-    if release(find_programs()["slurmctld"]) < FIRST:
-        pytest.skip("Slurm 25.11 and later expedite requeues: scripts/test-matrix sid")
-    options = ("--requeue=expedite", "--comment=recovery=requeue", "--wrap", "true")
-    job = slurm.submit("--hold", *options)
+    skip_where_none_is_expedited()
+    job = slurm.submit("--hold", EXPEDITE, "--comment=recovery=requeue", "--wrap", "true")
     shown = json.loads(slurm.run("squeue", "--json", f"--jobs={job}").stdout)["jobs"][0]
     assert shown["requeue"] and "EXPEDITED_REQUEUE" in shown["flags"]
