@@ -214,11 +214,13 @@ def test_a_killed_rank_blames_no_node_and_the_job_is_seen_to_resume(run: Run) ->
     assert (decided["cause"]["implicated"], decided["job"]["verdict"]) == ([], "requeue")
     assert blames_nobody(decided)
     # srun tells of the killed rank before or after it ends the others. Only in the first case can
-    # its end be told from theirs; in both, what seven peers say is an echo.
+    # its end be told from theirs. In both, what peers say is an echo: all seven of them, unless
+    # srun ended some before they spoke.
     fault_class = "unknown" if _told_first("task 5: Killed", run.log) else "collective.peer_lost"
     found = run.findings(job)[f"log.{fault_class.replace('.', '_')}"]
     document = json.loads(found["evidence"][1]["text"])
-    assert document["cascade"] >= 7
+    spoke = run.log.count("ConnectionResetError: connection closed by peer")
+    assert document["cascade"] >= min(spoke, 7) > 0
     if fault_class == "unknown":
         assert "task 5: Killed" in text_of(decided, "log.unknown")
     outcome = decided["outcome"]
